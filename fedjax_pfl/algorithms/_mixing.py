@@ -1,0 +1,100 @@
+"""What FedAPA and its control share: every client trains from its own mixture of all bodies, with its own head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.engine import local, tree
+from fedjax_pfl.engine.clients import Client, run_client, run_clients, sample_order
+from fedjax_pfl.engine.cohort import Cohort
+from fedjax_pfl.engine.federation import Env, Federation
+from fedjax_pfl.models.model import Variables, is_trainable, partition
+
+Tree = Any
+
+
+class Row(NamedTuple):
+    """A client's part in local training: body and head, and the optimiser's state where it lives on, else None."""
+
+    theta: Variables
+    phi: Variables
+    optimizer: Tree = None
+
+
+def split(fed: Federation, variables: Variables) -> tuple[Variables, Variables]:
+    """``(theta, phi)``: what is shared, the body; and what stays, the head and statistics that are not averaged."""
+    phi, theta = partition(variables, lambda name: fed.model.head(name) or fed.stays(name))
+    return theta, phi
+
+
+def initial_rows(fed: Federation, env: Env, key: jax.Array, keep_optimizer: bool = False) -> Row:
+    """All clients start from one initial model: leaves ``(slots, ...)``."""
+    variables = fed.model.init(key)
+    optimizer = fed.optimizer(env.hyper["lr"]).init(partition(variables, is_trainable)[0]) if keep_optimizer else None
+    return tree.broadcast(Row(*split(fed, variables), optimizer), env.data.slots)
+
+
+def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:
+    def begin(client: Client, row: Row, lr: jax.Array) -> local.Training:
+        return local.begin(fed, lr, row.theta | row.phi, optimizer=row.optimizer)
+
+    def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
+        return local.step(fed, carry, batch, key)
+
+    def end(client: Client, carry: local.Training, row: Row) -> tuple[Row, local.Metrics]:
+        optimizer = None if row.optimizer is None else carry.optimizer
+        return Row(*split(fed, carry.variables), optimizer), local.metrics(client, carry)
+
+    return begin, step, end
+
+
+def train_all(
+    fed: Federation, env: Env, cohort: Cohort, key: jax.Array, rows: Row
+) -> tuple[Row, local.Metrics, jax.Array]:
+    """The cohort trains at once from ``rows.theta``: ``(rows, metrics, reported)``; others keep their row."""
+    lr = fed.learning_rate(env, cohort.round)
+    return run_clients(
+        *_stages(fed), rows=rows, common=lr, data=env.data, work=fed.work(), key=key,
+        who=cohort.trains & cohort.reports,
+    )  # fmt: skip
+
+
+def train_one(
+    fed: Federation, env: Env, cohort: Cohort, key: jax.Array
+) -> Callable[[jax.Array, Row, jax.Array], tuple[Row, local.Metrics]]:
+    """The training of one client, ``(slot, row, active) -> (row, metrics)``, for a server that takes turns."""
+    lr, work = fed.learning_rate(env, cohort.round), fed.work()
+    order = sample_order(env.data, work, key)
+    return lambda slot, row, active: run_client(
+        *_stages(fed), slot=slot, row=row, common=lr, data=env.data, work=work, key=key, order=order, active=active
+    )
+
+
+def label_similarity(env: Env) -> jax.Array:
+    """Cosine between the clients' label histograms, ``(slots, slots)``; NaN on the diagonal and for padding."""
+    histogram = env.data.label_histogram()
+    unit = histogram / jnp.maximum(jnp.linalg.norm(histogram, axis=1, keepdims=True), 1)
+    pair = env.data.real[:, None] & env.data.real[None, :] & ~jnp.eye(env.data.slots, dtype=bool)
+    return jnp.where(pair, unit @ unit.T, jnp.nan)
+
+
+def selectivity(weights: jax.Array, similarity: jax.Array) -> jax.Array:
+    """Mean weight to clients with label similarity above 0.5 over the mean weight to those at most 0.05; else NaN."""
+    alike, unlike = similarity > 0.5, similarity <= 0.05
+    mean = lambda which: jnp.where(which, weights, 0).sum() / which.sum()  # noqa: E731
+    return mean(alike) / mean(unlike)
+
+
+def weight_diagnostics(env: Env, weights: jax.Array) -> dict[str, jax.Array]:
+    """Mean self weight, selectivity, and the share of off-diagonal weights at 0."""
+    similarity = label_similarity(env)
+    pair, real = ~jnp.isnan(similarity), env.data.real
+    return {
+        "self_weight": jnp.where(real, jnp.diagonal(weights), 0).sum() / real.sum(),
+        "selectivity": selectivity(weights, similarity),
+        "share_at_zero": (pair & (weights <= 0)).sum() / jnp.maximum(pair.sum(), 1),
+    }

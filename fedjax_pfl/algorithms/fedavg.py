@@ -1,0 +1,97 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas; AISTATS 2017; https://arxiv.org/abs/1602.05629
+
+    server: theta^0
+    each round t: sample a set S of clients
+        each client i in S:  theta_i <- E epochs of minibatch SGD from theta^t
+        theta^{t+1} = sum_{i in S} n_i theta_i / sum_{i in S} n_i
+
+Differs from the paper: clients may drop out (they are not averaged); running statistics of normalisation layers follow
+the federation's policy. The deliverable of every client is the global model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_pfl.aggregation import mean_of_sums
+from fedjax_pfl.engine import local, tree
+from fedjax_pfl.engine.clients import Client, run_clients
+from fedjax_pfl.engine.cohort import Cohort
+from fedjax_pfl.engine.federation import Algorithm, Env, Federation
+from fedjax_pfl.models.model import Predicate, Variables, partition
+
+
+class State(NamedTuple):
+    """shared: the averaged variables; private: what stays at its client, leaves ``(slots, ...)``, or None."""
+
+    shared: Variables
+    private: Variables | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """FedAvg (McMahan et al. 2017): one global model, the sample-weighted mean of the clients' models."""
+
+
+def fedavg(fed: Federation, options: Options = Options()) -> Algorithm:
+    """FedAvg in a federation."""
+    return averaging(fed, "fedavg")
+
+
+def averaging(
+    fed: Federation,
+    name: str,
+    private: Predicate = lambda name: False,
+    penalty: local.Penalty | None = None,
+    **hyper: float,
+) -> Algorithm:
+    """FedAvg in which the variables named by ``private`` never leave their client, with a penalty on the local loss.
+
+    penalty: ``(variables, (received, hyper)) -> scalar``.
+    """
+
+    def stays(name: str) -> bool:
+        return private(name) or fed.stays(name)
+
+    def init(env: Env, key: jax.Array) -> State:
+        private, shared = partition(fed.model.init(key), stays)
+        return State(shared, tree.broadcast(private, env.data.slots) if private else None)
+
+    def begin(client: Client, row: Variables | None, common: Any) -> local.Training:
+        theta, lr, hyper = common
+        received = theta | (row or {})
+        return local.begin(fed, lr, received, anchor=(received, hyper) if penalty else None)
+
+    def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
+        return local.step(fed, carry, batch, key, penalty)
+
+    def end(client: Client, carry: local.Training, row: Variables | None) -> Any:
+        private, theta_i = partition(carry.variables, stays)
+        return private or None, (tree.scale(client.samples, theta_i), local.metrics(client, carry))
+
+    def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+        common = (state.shared, fed.learning_rate(env, cohort.round), env.hyper)
+        private, (sums, metrics), reported = run_clients(
+            begin, step, end, rows=state.private, common=common, data=env.data, work=fed.work(), key=key,
+            who=cohort.trains & cohort.reports,
+        )  # fmt: skip
+        theta = mean_of_sums(sums, metrics.weight, otherwise=state.shared)
+        return State(theta, private), local.information(metrics, reported)
+
+    def received(env: Env, state: State, i: jax.Array) -> Variables:
+        return state.shared | (tree.take(state.private, i) if state.private else {})
+
+    def shared(env: Env, state: State) -> Variables:
+        return state.shared
+
+    everything_shared = not any(stays(name) for name in fed.model.shapes())
+    sent = fed.model.count(lambda name: not stays(name))
+    return Algorithm(
+        name, init, round_, received, received, shared if everything_shared else None, fed.scores,
+        rows=("private",), floats=(sent, sent), hyper=fed.hyper(**hyper),
+    )  # fmt: skip

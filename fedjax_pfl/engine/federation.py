@@ -1,0 +1,181 @@
+"""A federation: a model, its loss, the clients' data and how clients work."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from fedjax_pfl.data.clients import SPLITS, ClientData
+from fedjax_pfl.engine.clients import Work
+from fedjax_pfl.engine.cohort import Participation
+from fedjax_pfl.models.model import Model, Variables, is_trainable
+
+Tree = Any
+STATISTICS = ("average", "local", "reset")
+
+
+class Env(NamedTuple):
+    """What a compiled function is given besides the state: client data and the numeric hyper-parameters, all traced."""
+
+    data: ClientData
+    hyper: dict[str, jax.Array]
+
+
+class Algorithm(NamedTuple):
+    """A method as pure functions of one state (a NamedTuple of arrays, with None for absent parts).
+
+    init: ``(env, key) -> State``. round: ``(env, state, cohort, key) -> (State, Info)``, Info a dict of diagnostics
+        with at least ``loss`` (mean training loss) and ``reported`` ``(slots,)`` bool.
+    received, personal: ``(env, state, i) -> variables`` of the client in slot i: what the server would send it now,
+        together with its private parts; and its deliverable. They read row i of fields named in ``rows`` only.
+    shared: ``(env, state) -> variables`` of the global model, None for a method without one.
+    predict: ``(env, variables, batch) -> scores (B, C)``.
+    rows: names of the State's fields that have one row a client; they are split over devices.
+    floats: floats that one participant uploads and downloads in a round.
+    hyper: the numeric hyper-parameters of the method (the learning rate ``lr`` included): they enter ``env``.
+    serve: ``(env, state) -> State``, called once before ``received`` of many clients is asked: puts what depends on
+        several clients into rows.
+    artifacts: ``(env, state) -> {name: array}``, what a report should show of the last state besides accuracy;
+        axes of length ``slots`` are clients. ``aggregation_weights`` ``(slots, slots)`` is drawn as a heat map.
+    """
+
+    name: str
+    init: Callable[[Env, jax.Array], Any]
+    round: Callable[..., tuple[Any, dict[str, jax.Array]]]
+    received: Callable[[Env, Any, jax.Array], Variables]
+    personal: Callable[[Env, Any, jax.Array], Variables]
+    shared: Callable[[Env, Any], Variables] | None
+    predict: Callable[..., jax.Array]
+    rows: tuple[str, ...]
+    floats: tuple[int, int]
+    hyper: Mapping[str, float]
+    serve: Callable[[Env, Any], Any] = lambda env, state: state
+    artifacts: Callable[[Env, Any], dict[str, jax.Array]] = lambda env, state: {}
+
+
+def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
+    """Softmax cross-entropy of each sample: ``(B, C), (B,) -> (B,)``."""
+    return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Federation:
+    """Model + loss + client data + local work, the surroundings in which every algorithm runs.
+
+    model: see ``Model``; data: ``ClientData`` on the devices.
+    loss: ``(scores (B, C), labels (B,)) -> (B,)``.
+    batch_size, local_epochs: local work of a round. lr: client learning rate, traced; lr_schedule: factor on it as a
+        function of the round. optimizer: ``lr -> optax.GradientTransformation``; its state is reset every round.
+    shift, scale: the model sees ``(x - shift) / scale``.
+    statistics: what happens to running statistics: ``average`` with the parameters, ``local`` to each client,
+        ``reset`` at the start of every round.
+    client_chunk: clients trained at once (None: chosen by the backend).
+    participation: how cohorts are drawn. differentiable: rounds can be differentiated in reverse mode.
+    mesh: devices over which clients are spread.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    model: Model
+    data: ClientData
+    loss: Callable[[jax.Array, jax.Array], jax.Array] = cross_entropy
+    batch_size: int = 10
+    local_epochs: int = 1
+    lr: float = 0.05
+    lr_schedule: Callable[[jax.Array], jax.Array] | None = None
+    optimizer: Callable[[Any], optax.GradientTransformation] = optax.sgd
+    shift: Any = 0.0
+    scale: Any = 1.0
+    statistics: str = "average"
+    client_chunk: int | None = None
+    evaluation_batch: int = 128
+    participation: Participation = Participation()
+    differentiable: bool = False
+    mesh: Mesh | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "local_epochs", "evaluation_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', ' ')} must be at least 1, found {getattr(self, name)}")
+        if self.client_chunk is not None and self.client_chunk < 1:
+            raise ValueError(f"client chunk must be at least 1, found {self.client_chunk}")
+        if not self.lr >= 0:
+            raise ValueError(f"lr must not be negative, found {self.lr}")
+        if self.statistics not in STATISTICS:
+            raise ValueError(f"statistics must be one of {', '.join(STATISTICS)}, found {self.statistics!r}")
+
+    def env(self, hyper: Mapping[str, Any]) -> Env:
+        """The traced surroundings, from the algorithm's (or changed) numeric hyper-parameters."""
+        return Env(self.data, {name: jnp.asarray(value, jnp.result_type(float)) for name, value in hyper.items()})
+
+    def hyper(self, **own: float) -> dict[str, float]:
+        """The hyper-parameters of every method (``lr``) and a method's own."""
+        return {"lr": self.lr, **own}
+
+    def replace(self, **changes: Any) -> Federation:
+        """A copy with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def learning_rate(self, env: Env, round_: jax.Array) -> jax.Array:
+        """The client learning rate of a round: the same for clients that were absent."""
+        return env.hyper["lr"] * (1.0 if self.lr_schedule is None else self.lr_schedule(round_))
+
+    def work(self, **changes: Any) -> Work:
+        """The local work of one round."""
+        clients = self.data.num_clients
+        work = Work(
+            self.batch_size, self.local_epochs, chunk=self.client_chunk or default_chunk(),
+            most=self.participation.most(clients), differentiable=self.differentiable, mesh=self.mesh,
+        )  # fmt: skip
+        return dataclasses.replace(work, **changes)
+
+    def evaluation_work(self, split: str) -> Work:
+        """How a split of all clients is evaluated."""
+        largest = max(self.data.limit(split), 1)
+        return self.work(split=split, batch_size=min(self.evaluation_batch, largest), most=None)
+
+    def prepare(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """The model's input: the features normalised, in the default float."""
+        kind = jnp.result_type(float)
+        return (batch["x"].astype(kind) - jnp.asarray(self.shift, kind)) / jnp.asarray(self.scale, kind)
+
+    def scores(self, env: Env, variables: Variables, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """The model's scores in evaluation mode, ``(B, C)``: the default ``predict``."""
+        return self.model.apply(variables, self.prepare(batch), mask=batch["mask"], key=None, train=False)[0]
+
+    def stays(self, name: str) -> bool:
+        """Whether a variable stays at its client by the policy on running statistics."""
+        return self.statistics != "average" and not is_trainable(name)
+
+    @functools.cached_property
+    def fresh_statistics(self) -> Variables:
+        """Running statistics as initialised, for the policy ``reset``; empty otherwise."""
+        if self.statistics != "reset":
+            return {}
+        return {n: v for n, v in self.model.init(jax.random.key(0)).items() if not is_trainable(n)}
+
+    def has(self, split: str) -> bool:
+        """Whether any client has samples in a split."""
+        return self.data.limits[SPLITS.index(split)] > 0
+
+    def require_validation(self, method: str) -> None:
+        """Refuse a method that needs validation data where there is none.
+
+        Raises:
+            ValueError: no client has validation samples.
+        """
+        if not self.has("validation"):
+            raise ValueError(f"{method} needs validation data: set a validation fraction above 0")
+
+
+def default_chunk() -> int:
+    """Clients trained at once: few on a CPU, where their models then stay in the cache, many on an accelerator."""
+    return 4 if jax.default_backend() == "cpu" else 256

@@ -1,0 +1,88 @@
+"""Plain local training, the client side that most methods share: minibatch descent on a (penalised) loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_pfl.engine.clients import Client
+from fedjax_pfl.engine.federation import Federation
+from fedjax_pfl.models.model import Variables, is_trainable, partition
+
+Tree = Any
+# (variables, anchor) -> scalar added to the minibatch loss
+Penalty = Callable[[Variables, Tree], jax.Array]
+
+
+class Training(NamedTuple):
+    """The carry of local training: variables, optimiser state, what the penalty needs, and the loss so far."""
+
+    variables: Variables
+    optimizer: Tree
+    anchor: Tree
+    lr: jax.Array
+    loss: jax.Array
+    samples: jax.Array
+
+
+class Metrics(NamedTuple):
+    """Sums over clients: the weight ``n_i`` of those who report, minibatch losses times samples, samples seen."""
+
+    weight: jax.Array
+    loss: jax.Array
+    samples: jax.Array
+
+
+def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Mean of ``values (B,)`` where ``mask (B,)`` holds; 0 where it holds nowhere."""
+    return jnp.where(mask, values, 0).sum() / jnp.maximum(mask.sum(), 1)
+
+
+def begin(
+    fed: Federation, lr: jax.Array, variables: Variables, *, optimizer: Tree = None, anchor: Tree = None
+) -> Training:
+    """Start from the received variables, with a fresh optimiser unless a kept state is given."""
+    variables = variables | fed.fresh_statistics
+    if optimizer is None:
+        optimizer = fed.optimizer(lr).init(partition(variables, is_trainable)[0])
+    zero = jnp.zeros((), jnp.result_type(float))
+    return Training(variables, optimizer, anchor, lr, zero, zero)
+
+
+def step(
+    fed: Federation, carry: Training, batch: dict[str, jax.Array], key: jax.Array, penalty: Penalty | None = None
+) -> Training:
+    """One optimiser step on the minibatch loss (plus the penalty): ``w <- w - lr grad L(w; batch)``."""
+    trainable, statistics = partition(carry.variables, is_trainable)
+    mask = batch["mask"]
+
+    def objective(trainable: Variables) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
+        scores, variables = fed.model.apply(
+            trainable | statistics, fed.prepare(batch), mask=mask, key=key, train=True
+        )  # fmt: skip
+        loss = masked_mean(fed.loss(scores, batch["y"]), mask)
+        extra = 0.0 if penalty is None else penalty(trainable, carry.anchor)
+        return loss + extra, (loss, partition(variables, is_trainable)[1])
+
+    gradient, (loss, statistics) = jax.grad(objective, has_aux=True)(trainable)
+    updates, optimizer = fed.optimizer(carry.lr).update(gradient, carry.optimizer, trainable)
+    variables = optax.apply_updates(trainable, updates) | statistics
+    samples = mask.sum().astype(carry.samples.dtype)
+    return carry._replace(
+        variables=variables, optimizer=optimizer, loss=carry.loss + loss * samples, samples=carry.samples + samples
+    )
+
+
+def metrics(client: Client, carry: Training) -> Metrics:
+    """A client's share of the round's sums."""
+    return Metrics(client.samples, carry.loss, carry.samples)
+
+
+def information(sums: Metrics, reported: jax.Array) -> dict[str, jax.Array]:
+    """The diagnostics of every method: mean training loss (NaN where nobody reports) and who reported."""
+    loss = jnp.where(sums.samples > 0, sums.loss / jnp.maximum(sums.samples, 1), jnp.nan)
+    return {"loss": loss, "reported": reported}

@@ -1,0 +1,45 @@
+"""Random draws that depend on (root key, purpose, round, global client id, epoch, index) and on nothing else."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.data.clients import Split
+
+# Purposes: one stream each, so that no draw of one kind shifts those of another.
+INITIAL_MODEL, COHORT, DROPOUT, ROUND, EVALUATION = range(5)
+
+
+def stream(key: jax.Array, purpose: int, round_: jax.Array | int = 0) -> jax.Array:
+    """The key of one purpose in one round."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), round_)
+
+
+def per_client(key: jax.Array, ids: jax.Array) -> jax.Array:
+    """One key for each global client id: ``(M,)`` keys."""
+    return jax.vmap(lambda client: jax.random.fold_in(key, client))(ids)
+
+
+def bits(keys: jax.Array) -> jax.Array:
+    """One 32-bit word of each key: uint32, the shape of ``keys``."""
+    return jax.random.key_data(keys)[..., 0]
+
+
+def shuffled_rows(split: Split, ids: jax.Array, key: jax.Array, epochs: int) -> jax.Array:
+    """The rows of all clients, each client's range in random order, once for every epoch: ``(epochs, R)`` int32.
+
+    One sort an epoch shuffles all clients. The bits of a row come from its client and its place in the client's
+    range, so the order does not depend on which other clients exist or where they live.
+    """
+    owner = split.owner()
+    slot = jnp.minimum(owner, ids.shape[0] - 1)
+    place = jnp.arange(owner.shape[0], dtype=jnp.int32) - split.start[slot]
+    clients = per_client(key, ids)
+
+    def one(epoch: jax.Array) -> jax.Array:
+        keys = jax.vmap(lambda k: jax.random.fold_in(k, epoch))(clients)
+        words = bits(jax.vmap(jax.random.fold_in)(keys[slot], place))
+        return jax.lax.sort((owner, words, split.rows), num_keys=2)[2]
+
+    return jnp.stack([one(jnp.int32(epoch)) for epoch in range(epochs)])

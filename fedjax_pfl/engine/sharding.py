@@ -1,0 +1,60 @@
+"""Clients over devices: one mesh axis, ``clients``, along which client rows and client data are split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "clients"
+ROWS = P(AXIS)
+COMMON = P()
+
+
+def client_mesh(devices: int) -> Mesh | None:
+    """A mesh of so many devices along ``clients``; None for one device.
+
+    Raises:
+        ValueError: fewer devices are there.
+    """
+    found = jax.device_count()
+    if devices < 1 or devices > found:
+        raise ValueError(
+            f"devices must be 1 to {found} here, found {devices}; to try several on a CPU start Python with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(devices, 2)}"
+        )
+    if devices == 1:
+        return None
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def place(tree: Any, mesh: Mesh | None, spec: P) -> Any:
+    """Host arrays on the devices, split as ``spec`` says; every process holds the whole host array."""
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+    sharding = NamedSharding(mesh, spec)
+
+    def leaf(value: Any) -> jax.Array:
+        value = np.asarray(value)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return jax.tree.map(leaf, tree)
+
+
+def constrain(tree: Any, mesh: Mesh | None, spec: P) -> Any:
+    """Ask the compiler for a layout inside a compiled function (nothing on one device)."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, spec))
+
+
+def per_shard(run: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """``run`` on every shard's own part; on one device ``run`` itself."""
+    if mesh is None:
+        return run
+    return jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
