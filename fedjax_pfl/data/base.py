@@ -1,0 +1,78 @@
+"""What a data source is: host arrays with labels, and what a partition or a report may want to know about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.data.checks import check_values
+
+DATA_VARIABLE = "FEDJAX_PFL_DATA"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """All samples of one data set on the host, checked when built.
+
+    x: ``(n, ...)`` uint8 or float32; a model sees ``(x - shift) / scale``. y: ``(n,)`` int32 in ``0..num_classes-1``.
+    client: ``(n,)`` natural client ids (integers or text), or None.
+    group: ``(n,)`` the known group of each sample's client in generated data, or None.
+    official_test: ``(n,)`` bool, the samples of the published test set, or None.
+
+    Raises:
+        ValueError: no samples, lengths that differ, labels out of range, NaN or infinite features.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    num_classes: int
+    client: np.ndarray | None = None
+    group: np.ndarray | None = None
+    official_test: np.ndarray | None = None
+    shift: np.ndarray | float = 0.0
+    scale: np.ndarray | float = 1.0
+    licence: str = ""
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        arrays = {"x": self.x, "y": self.y, "client": self.client, "group": self.group, "test": self.official_test}
+        lengths = {name: len(leaf) for name, leaf in arrays.items() if leaf is not None}
+        if not lengths["y"]:
+            raise ValueError(f"{self.name}: the data set is empty")
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{self.name}: all arrays need one entry a sample, found lengths {lengths}")
+        check_values(self.examples(), self.num_classes, self.name)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def examples(self) -> dict[str, np.ndarray]:
+        """The leaves that go to the device, as views."""
+        return {"x": self.x, "y": self.y}
+
+
+class SourceEntry(NamedTuple):
+    """One row of the registry; ``load`` takes the text behind the colon and an optional base folder."""
+
+    name: str
+    usage: str
+    description: str
+    licence: str
+    load: Callable[[str, Path | None], Source]
+
+
+def locate(path: str, data_dir: Path | None) -> Path:
+    """The first existing candidate of a path, or an error with all of them."""
+    bases = [data_dir, Path(), os.environ.get(DATA_VARIABLE)]
+    candidates = list(dict.fromkeys(Path(base) / Path(path).expanduser() for base in bases if base is not None))
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
+    raise FileNotFoundError(f"{path!r} was not found (tried {tried}): give a path, --data-dir or set {DATA_VARIABLE}")

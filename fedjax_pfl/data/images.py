@@ -1,0 +1,88 @@
+"""Image sources: scikit-learn's digits and MNIST-style idx files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_pfl.data.base import Source, SourceEntry, locate
+from fedjax_pfl.data.checks import MAPPING
+from fedjax_pfl.data.files import read_idx, read_npz
+
+
+def _digits(argument: str, data_dir: Path | None) -> Source:
+    if argument:
+        raise ValueError(f"digits takes no options, found {argument!r}")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = bunch.images.astype(np.uint8)[..., None]
+    where = "Alpaydin and Kaynak (1998), the copy of scikit-learn"
+    return Source("digits", x, bunch.target.astype(np.int32), 10, scale=16.0, licence=DIGITS.licence, where=where)
+
+
+def _idx_file(folder: Path, stem: str, rank: int) -> Path | None:
+    """``stem-idx3-ubyte`` in a folder, also with a dot for the first dash behind the stem, also gzipped."""
+    names = [f"{stem}{dash}idx{rank}-ubyte{end}" for end in ("", ".gz") for dash in "-."]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _idx_pair(folder: Path, stem: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Images ``(n, h, w, 1)`` and labels ``(n,)`` of one pair of files, None where both are missing."""
+    images, labels = _idx_file(folder, f"{stem}-images", 3), _idx_file(folder, f"{stem}-labels", 1)
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
+        lost = f"{stem}-images-idx3-ubyte" if images is None else f"{stem}-labels-idx1-ubyte"
+        raise FileNotFoundError(
+            f"{folder}: {lost} (or .gz) is missing beside its partner: add it or remove the partner"
+        )
+    x, y = read_idx(images, 3), read_idx(labels, 1)
+    if len(x) != len(y):
+        raise ValueError(f"{images} has {len(x)} images but {labels} has {len(y)} labels: they do not belong together")
+    return x[..., None], y.astype(np.int32)
+
+
+def _mnist_idx(argument: str, data_dir: Path | None) -> Source:
+    if not argument and data_dir is not None and _idx_file(data_dir, "train-images", 3):
+        argument = "."
+    folder = locate(argument or "mnist", data_dir)
+    train, test = _idx_pair(folder, "train"), _idx_pair(folder, "t10k")
+    if train is None:
+        raise FileNotFoundError(
+            f"{folder}: no train-images-idx3-ubyte and train-labels-idx1-ubyte (or .gz): put MNIST's four files there, "
+            "for instance from https://ossci-datasets.s3.amazonaws.com/mnist/"
+        )
+    pairs = [train] if test is None else [train, test]
+    if len({x.shape[1:] for x, _ in pairs}) > 1:
+        raise ValueError(f"{folder}: training and test images differ in size: {[x.shape[1:] for x, _ in pairs]}")
+    x, y = (np.concatenate(leaves) if test is not None else leaves[0] for leaves in zip(*pairs, strict=True))
+    if y.size and y.min() > 0:
+        raise ValueError(f"{folder}: labels start at {y.min()} instead of 0: store them as npz and {MAPPING}")
+    official = None if test is None else np.arange(len(y)) >= len(train[1])
+    return Source(
+        f"mnist-idx:{folder}", x, y, int(y.max(initial=0)) + 1, _writers(folder, pairs), official_test=official,
+        scale=255.0, licence=MNIST_IDX.licence, where=str(folder),
+    )  # fmt: skip
+
+
+def _writers(folder: Path, pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray | None:
+    """Writer numbers from an optional ``writers.npz`` (``train_writer``, ``test_writer``) beside the images."""
+    if not (folder / "writers.npz").is_file():
+        return None
+    names = ["train_writer", "test_writer"][: len(pairs)]
+    found = read_npz(folder / "writers.npz", names)
+    if [found[name].shape if name in found else None for name in names] != [y.shape for _, y in pairs]:
+        raise ValueError(f"{folder / 'writers.npz'}: needs {names}, one writer an image: correct or remove it")
+    return np.concatenate([found[name] for name in names])
+
+
+DIGITS = SourceEntry("digits", "digits", "1,797 images 8x8 of digits, embedded in scikit-learn", "CC BY 4.0", _digits)
+MNIST_IDX = SourceEntry(
+    "mnist-idx",
+    "mnist-idx[:DIR]",
+    "MNIST's four idx or idx.gz files (or Fashion-MNIST's), natural clients from writers.npz where it exists",
+    "CC BY-SA 3.0 as commonly given for MNIST; MIT for Fashion-MNIST",
+    _mnist_idx,
+)

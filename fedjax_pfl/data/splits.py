@@ -1,0 +1,64 @@
+"""Train, validation and test parts of each client: seeded, stratified, all clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_pfl.data.dealing import apportion, deal
+
+Parts = list[np.ndarray]
+
+
+def split_parts(
+    parts: Sequence[np.ndarray], labels: np.ndarray, test: float, validation: float, rng: np.random.Generator
+) -> tuple[Parts, Parts, Parts]:
+    """Train, validation and test rows of each client, ascending.
+
+    Within a client the samples of each class are spread evenly over a random order whose head is the test part, so
+    every part has the client's label proportions to within one or two samples a class. Every client keeps a training
+    sample; one with two samples has a test sample (``test > 0``); one has a validation sample (``validation > 0``)
+    where two samples are left to train on, and only there.
+    """
+    clients = len(parts)
+    rows = np.concatenate([np.zeros(0, np.int64), *parts])
+    sizes = np.array([len(part) for part in parts])
+    owner = np.repeat(np.arange(clients), sizes)
+    order = np.lexsort((rng.random(len(rows)), labels[rows], owner))
+    rows = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (labels[rows][1:] != labels[rows][:-1])
+    cell = np.cumsum(first) - 1
+    begin = np.flatnonzero(first)
+    key = (np.arange(len(rows)) - begin[cell] + rng.random(len(begin))[cell]) / np.bincount(cell)[cell]
+    rows = rows[np.lexsort((key, owner))]
+
+    tests = np.clip(np.rint(test * sizes), (test > 0) & (sizes >= 2), np.maximum(sizes - 1, 0))
+    rest = sizes - tests
+    validations = np.clip(np.rint(validation * sizes), (validation > 0) & (rest >= 3), np.maximum(rest - 2, 0))
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kind = (place >= tests[owner]).astype(int) + (place >= (tests + validations)[owner])
+    named = [_regroup(rows[kind == which], owner[kind == which], clients) for which in (2, 1, 0)]
+    return named[0], named[1], named[2]
+
+
+def _regroup(rows: np.ndarray, owner: np.ndarray, clients: int) -> Parts:
+    ordered = rows[np.lexsort((rows, owner))]
+    return np.split(ordered, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
+
+
+def official_parts(
+    counts: np.ndarray, official: np.ndarray, labels: np.ndarray, rng: np.random.Generator
+) -> tuple[Parts, list[str]]:
+    """Shares of the official test samples by the label counts ``(M, C)`` of the clients: each sample at most once.
+
+    Of each class a client gets its share of the class's samples, to within one; classes of no client are left out.
+    """
+    supply = np.bincount(labels[official], minlength=counts.shape[1])
+    held = counts.sum(0)
+    shares = (counts / np.maximum(held, 1)).T
+    plan = apportion(np.where(held > 0, supply, 0), shares, rng).T
+    parts = [official[part] for part in deal(labels[official], plan, rng)]
+    lost = int(supply[held == 0].sum())
+    return parts, [f"left out {lost} official test samples of classes that no client has"] if lost else []
