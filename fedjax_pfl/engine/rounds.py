@@ -176,7 +176,7 @@ class Simulation:
         if mesh is None:
             return None
         everywhere = NamedSharding(mesh, COMMON)
-        if name == "evaluate":
+        if name in ("evaluate", "artifacts"):
             return everywhere
         state = jax.eval_shape(self._init, self.env, jax.random.key(0))
         lead = (None,) if self.seeds > 1 else ()
@@ -205,6 +205,20 @@ class Simulation:
         scores = jax.device_get(self._call("evaluate", self._evaluate, (0,), self.env, state))
         lead = (lambda a: a) if self.seeds > 1 else (lambda a: a[None])
         return Record(round_, jax.tree.map(lambda a: lead(np.asarray(a))[:, self.slot_of_client], scores))
+
+    def artifacts(self, state: State) -> dict[str, np.ndarray]:
+        """What the algorithm shows of a state: leaves ``(seeds, ...)``, clients in the order of their ids."""
+        function = self.algorithm.artifacts
+        if not jax.eval_shape(function, self.env, jax.eval_shape(self._init, self.env, jax.random.key(0))):
+            return {}
+        found = jax.device_get(self._call("artifacts", function, (0,), self.env, state))
+        return {name: self._by_client(a if self.seeds > 1 else a[None]) for name, a in found.items()}
+
+    def _by_client(self, value: np.ndarray) -> np.ndarray:
+        for axis in range(1, value.ndim):
+            if value.shape[axis] == self.fed.data.slots:
+                value = value.take(self.slot_of_client, axis)
+        return value
 
     def memory(self) -> dict[str, int]:
         """Bytes of the compiled round program by the compiler's own account: arguments, output, temporaries."""
@@ -268,7 +282,7 @@ def run(
     def evaluate(info: Info) -> bool:
         records.append(simulation.evaluate(state, done))
         progress = Progress(done, simulation.rounds, records[-1], info, state, seconds())
-        return any([callback(progress) for callback in callbacks])  # a list: all are called
+        return any([callback(progress) for callback in callbacks])  # noqa: C419 (a list: all are called)
 
     done = first
     stop = first == 0 and evaluate({})

@@ -1,0 +1,182 @@
+"""A run from its configuration to its folder, and the continuation of one that was cut short."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_pfl.engine.federation import Algorithm, Federation
+from fedjax_pfl.engine.rounds import Simulation
+from fedjax_pfl.experiment import folder as files
+from fedjax_pfl.experiment import memory, toml
+from fedjax_pfl.experiment.checkpoint import Checkpoints
+from fedjax_pfl.experiment.config import Config, MachineConfig
+from fedjax_pfl.experiment.console import Display, Quiet, size
+from fedjax_pfl.experiment.environment import environment, float64
+from fedjax_pfl.experiment.errors import UserError
+from fedjax_pfl.experiment.record import Recorder
+from fedjax_pfl.experiment.session import Outcome, Session
+from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, with_local_work
+
+
+class Prepared(NamedTuple):
+    """A run whose every option has been checked and nothing of which has been compiled."""
+
+    config: Config
+    fed: Federation
+    extras: Extras
+    algorithm: Algorithm
+    simulation: Simulation
+
+
+def prepare(config: Config, beside: Prepared | None = None) -> Prepared:
+    """Load the data and build everything.
+
+    beside: a run on the same data, model and machine, whose federation is shared.
+
+    Raises:
+        ValueError: an option, the data, the partition or the model cannot be used. FileNotFoundError: missing data.
+    """
+    config.check()
+    if beside is None:
+        fed, extras = build_federation(config)
+    else:
+        fed, extras = with_local_work(beside.fed, config), beside.extras
+    algorithm = build_algorithm(config, fed)
+    r = config.rounds
+    simulation = Simulation(fed, algorithm, rounds=r.rounds, eval_every=r.eval_every, seed=r.seed, seeds=r.seeds)
+    return Prepared(config, fed, extras, algorithm, simulation)
+
+
+def run_experiment(
+    config: Config, out: Path | None = None, *, display: Display | None = None, command: str | None = None,
+    prepared: Prepared | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a configuration and write its folder (default: ``runs/<data>-<algorithm>-N``).
+
+    command: what the user typed, for the summary.
+
+    Raises:
+        ValueError: as ``prepare``, or a folder that holds a run; nothing has been written then.
+    """
+    display = display or Quiet()
+    if out is not None:
+        files.refuse_existing(out)
+    prepared = prepared or prepare(config)
+    predicted = _announce(prepared, display)
+    path = files.create(out, f"{config.data.data.partition(':')[0]}-{config.algorithm}")
+    display.note(f"writing to {path}")
+    session = _session(prepared, path, display, predicted, command or default_command(path))
+    with session.guarded():
+        files.write_text(path / files.CONFIG, toml.dumps(config))
+        files.write_json(path / files.ENVIRONMENT, environment())
+        prepared.extras.partition.save(path / files.PARTITION)
+    return session.run(None, 0)
+
+
+def resume(
+    path: Path, *, display: Display | None = None, command: str | None = None, prepared: Prepared | None = None
+) -> Outcome:
+    """Continue the run in a folder from its last sound checkpoint; the end is that of a run without a break.
+
+    Raises:
+        UserError: no run there, one that has finished, or checkpoints of another configuration.
+    """
+    display = display or Quiet()
+    config = prepared.config if prepared else stored_config(path)
+    prepared = prepared or prepare(config)
+    _check_partition(path, prepared)
+    predicted = _announce(prepared, display)
+    session = _session(prepared, path, display, predicted, command or default_command(path))
+    template = prepared.simulation.init()
+    found = session.checkpoints.restore(template, display.warn)
+    if found is None:
+        display.note(f"{path} has no checkpoint yet: starting from round 0")
+        session.recorder.forget()
+        return session.run(None, 0)
+    del template
+    session.recorder.restore(found.round)
+    display.note(f"resuming {path} after round {found.round}")
+    return session.run(found.state, found.round)
+
+
+def stored_config(path: Path) -> Config:
+    """The configuration of the unfinished run in a folder.
+
+    Raises:
+        UserError: no run there, or one that has finished.
+    """
+    if not path.is_dir():
+        raise UserError(f"cannot resume {path}: there is no such folder")
+    if not (path / files.CONFIG).exists():
+        raise UserError(f"cannot resume {path}: it holds no run (no {files.CONFIG})")
+    summary = stored_summary(path)
+    if summary is not None and summary.get("status") == "finished":
+        raise UserError(
+            f"the run in {path} has finished its {summary['rounds']} rounds: start another with --config "
+            f"{path / files.CONFIG} and a new --out. More rounds are another run: schedules depend on their number"
+        )
+    return toml.read(path / files.CONFIG)
+
+
+def stored_summary(path: Path) -> dict[str, Any] | None:
+    """The summary in a run's folder; None where there is none that can be read."""
+    try:
+        return json.loads((path / files.SUMMARY).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def default_command(path: Path) -> str:
+    """How to repeat a run that was not started by a command."""
+    return f"fedjax-pfl run --config {path / files.CONFIG}"
+
+
+def _announce(prepared: Prepared, display: Display) -> memory.Predicted:
+    config, fed, partition = prepared.config, prepared.fed, prepared.extras.partition
+    sizes = partition.sizes("train")
+    display.note(
+        f"{config.algorithm} on {prepared.extras.source.name}: {len(partition)} clients with {sizes.min()} to "
+        f"{sizes.max()} training samples, model {fed.model.name} with {fed.model.count():,} parameters"
+    )
+    for text in partition.notes:
+        display.note(f"partition: {text}")
+    empty = int((partition.sizes("test") == 0).sum())
+    if empty:
+        display.warn(f"{empty} clients have no test samples: they are left out of the means of test accuracy")
+    predicted = memory.predicted_bytes(prepared.simulation)
+    display.note(
+        f"predicted memory: {size(predicted.total)} (data {size(predicted.data)}, state {size(predicted.state)}, "
+        f"clients at work {size(predicted.chunk)})"
+    )
+    return predicted
+
+
+def _session(prepared: Prepared, path: Path, display: Display, predicted: memory.Predicted, command: str) -> Session:
+    config, partition = prepared.config, prepared.extras.partition
+    seeds = list(range(config.rounds.seed, config.rounds.seed + config.rounds.seeds))
+    layout = MachineConfig(devices=config.machine.devices)
+    identity = {
+        "configuration": toml.digest(dataclasses.replace(config, machine=layout)), "partition": partition.sha256,
+        "precision": "float64" if float64() else "float32",
+    }  # fmt: skip
+    return Session(
+        config, prepared.simulation, prepared.extras, path, Recorder(path, seeds, partition, prepared.algorithm.floats),
+        Checkpoints(path / files.CHECKPOINTS, identity), display, predicted, command,
+    )  # fmt: skip
+
+
+def _check_partition(path: Path, prepared: Prepared) -> None:
+    from fedjax_pfl.data import Partition
+
+    if not (path / files.PARTITION).exists():
+        return
+    stored = Partition.load(path / files.PARTITION)
+    if stored.sha256 != prepared.extras.partition.sha256:
+        raise UserError(
+            f"cannot resume {path}: it has {len(stored)} clients with partition {stored.sha256[:12]}, but its "
+            f"configuration now gives {len(prepared.extras.partition)} clients with partition "
+            f"{prepared.extras.partition.sha256[:12]}: the configuration or the data was changed"
+        )

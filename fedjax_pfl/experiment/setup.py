@@ -1,0 +1,103 @@
+"""From a configuration to a federation: data, partition, model, local optimiser, devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from fedjax_pfl.algorithms import get
+from fedjax_pfl.data import Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
+from fedjax_pfl.engine.cohort import Participation
+from fedjax_pfl.engine.federation import Algorithm, Federation
+from fedjax_pfl.engine.sharding import ROWS, client_mesh, place
+from fedjax_pfl.experiment.config import Config, DataConfig, TrainingConfig
+from fedjax_pfl.models.registry import build_model
+
+
+class Extras(NamedTuple):
+    """What a federation is made from: the source with its host arrays, and who has which samples."""
+
+    source: Source
+    partition: Partition
+
+
+def build_federation(config: Config, extras: Extras | None = None) -> tuple[Federation, Extras]:
+    """The federation of a configuration, with its data on the devices.
+
+    extras: the result of another configuration of the same data, to spare loading it again.
+
+    Raises:
+        ValueError: an option out of range, unusable data, a partition that cannot be met, a model that does not fit.
+        FileNotFoundError: missing data.
+    """
+    config.check()
+    mesh = client_mesh(config.machine.devices)
+    source, partition = extras or _data(config.data)
+    model = build_model(config.model.model, source.num_classes, source.x[:1], **_model_options(config))
+    participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
+    data = place(shard(to_client_data(source, partition), config.machine.devices), mesh, ROWS)
+    fed = Federation(
+        model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
+        participation=participation, mesh=mesh, **_local_work(config),
+    )  # fmt: skip
+    return fed, Extras(source, partition)
+
+
+def with_local_work(fed: Federation, config: Config) -> Federation:
+    """The same federation with the local work of another configuration."""
+    return fed.replace(**_local_work(config))
+
+
+def build_algorithm(config: Config, fed: Federation) -> Algorithm:
+    """The algorithm of a configuration in its federation.
+
+    Raises:
+        ValueError: the algorithm refuses its options or the federation.
+    """
+    return get(config.algorithm).build(fed, config.options)
+
+
+def optimizer(training: TrainingConfig) -> Callable[[Any], optax.GradientTransformation]:
+    """The local optimiser as a function of the (traced) learning rate."""
+    if training.optimizer == "adam":
+        return lambda lr: optax.adamw(lr, weight_decay=training.weight_decay)
+    momentum = training.momentum or None
+    if training.weight_decay:
+        decay = optax.add_decayed_weights(training.weight_decay)
+        return lambda lr: optax.chain(decay, optax.sgd(lr, momentum))
+    return lambda lr: optax.sgd(lr, momentum)
+
+
+def schedule(training: TrainingConfig, rounds: int) -> Callable[[jax.Array], jax.Array] | None:
+    """The factor on the learning rate by round, counted from 0."""
+    if training.lr_schedule == "cosine":
+        return optax.cosine_decay_schedule(1.0, rounds)
+    if training.lr_schedule == "step":
+        return optax.exponential_decay(1.0, training.lr_step, training.lr_decay, staircase=True)
+    return None
+
+
+def _data(config: DataConfig) -> Extras:
+    source = load(config.data, config.data_dir)
+    names = {field.name for field in dataclasses.fields(PartitionConfig)}
+    values = {name: value for name, value in vars(config).items() if name in names}
+    values |= {"method": config.partition, "clients": config.clients or None, "seed": config.partition_seed}
+    return Extras(source, make_partition(source, PartitionConfig(**values)))
+
+
+def _model_options(config: Config) -> dict[str, Any]:
+    options = vars(config.model)
+    return {name: value for name, value in options.items() if name != "model"}
+
+
+def _local_work(config: Config) -> dict[str, Any]:
+    training = config.training
+    return {
+        "batch_size": training.batch_size, "local_epochs": training.local_epochs, "lr": training.lr,
+        "lr_schedule": schedule(training, config.rounds.rounds), "optimizer": optimizer(training),
+        "statistics": training.statistics,
+    }  # fmt: skip
