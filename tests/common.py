@@ -53,8 +53,9 @@ class Net(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.tanh(nn.Dense(self.hidden, name="dense1")(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.classes, name="head")(x)
+        kind = jnp.result_type(float)  # drawn in double precision where the test uses it
+        x = nn.tanh(nn.Dense(self.hidden, name="dense1", param_dtype=kind)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.classes, name="head", param_dtype=kind)(x)
 
 
 def tiny_data(sizes: tuple[int, ...] = SIZES, seed: int = 0, tested: int = 4) -> ClientData:

@@ -74,6 +74,7 @@ def test_without_a_checkpoint_there_is_nothing(checkpoints: Checkpoints) -> None
     assert checkpoints.restore(state()) is None
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the reader, when it gives up
 @pytest.mark.parametrize("how", ["remove", "truncate", "flip", "about"])
 def test_a_damaged_checkpoint_is_passed_over_and_can_be_written_again(checkpoints: Checkpoints, how: str) -> None:
     checkpoints.save(state(5), 5)

@@ -18,7 +18,7 @@ from fedjax_pfl.algorithms import registry
 from fedjax_pfl.data import PARTITIONS, SOURCES
 from fedjax_pfl.experiment import arguments, cli, compare, console
 from fedjax_pfl.experiment.cli import main
-from fedjax_pfl.experiment.run import stored_summary
+from fedjax_pfl.experiment.resuming import stored_summary
 from fedjax_pfl.models.registry import MODELS
 
 TINY = ["--clients", "4", "--rounds", "4", "--eval-every", "2", "--hidden", "8", "--checkpoint-seconds", "0"]

@@ -21,7 +21,8 @@ from fedjax_pfl.data import Partition
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory, session, toml
 from fedjax_pfl.experiment.errors import UserError
-from fedjax_pfl.experiment.run import Prepared, prepare, resume, run_experiment, stored_config
+from fedjax_pfl.experiment.resuming import stored_config
+from fedjax_pfl.experiment.run import Prepared, prepare, resume, run_experiment
 from fedjax_pfl.experiment.session import Outcome
 
 

@@ -161,15 +161,18 @@ class Simulation:
     def _call(self, name: str, function: Callable[..., Any], axes: tuple[Any, ...], *args: Any) -> Any:
         if name not in self._compiled:
             began = time.perf_counter()
-            mapped = function
-            if self.seeds > 1:
-                hyper = {n: 0 if jnp.ndim(v) else None for n, v in self.env.hyper.items()}
-                mapped = jax.vmap(function, in_axes=(Env(None, hyper), *axes))  # type: ignore[arg-type]
+            mapped = self._over_seeds(function, axes)
             donate = (1,) if name == "advance" else ()
             jitted = jax.jit(mapped, donate_argnums=donate, out_shardings=self._out(name))
             self._compiled[name] = jitted.lower(*args).compile()
             self.compile_s += time.perf_counter() - began
         return self._compiled[name](*args)
+
+    def _over_seeds(self, function: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
+        if self.seeds == 1:
+            return function
+        hyper = {n: 0 if jnp.ndim(v) else None for n, v in self.env.hyper.items()}
+        return jax.vmap(function, in_axes=(Env(None, hyper), *axes))  # type: ignore[arg-type]
 
     def _out(self, name: str) -> Any:
         mesh = self.fed.mesh
@@ -186,7 +189,12 @@ class Simulation:
 
     def init(self) -> State:
         """The state before the first round."""
-        return self._call("init", self._init, (0,), self.env, self.key)
+        if self.fed.mesh is not None:  # compiled whole, so that no device ever holds all clients' rows
+            return self._call("init", self._init, (0,), self.env, self.key)
+        began = time.perf_counter()  # op by op: methods that share a model then compile its initialisers once
+        state = self._over_seeds(self._init, (0,))(self.env, self.key)
+        self.compile_s += time.perf_counter() - began
+        return state
 
     def advance(self, state: State, first: int, count: int) -> tuple[State, Info]:
         """``count`` rounds (at most ``eval_every``) from round ``first`` on; the given state is given up."""

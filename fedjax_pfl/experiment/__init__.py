@@ -1,0 +1,1 @@
+"""Experiments: configuration, the run folder, checkpoints, comparisons, reports and the command line."""

@@ -34,6 +34,18 @@ class OutputOptions:
     """Show the whole traceback of an error."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """Write one report of runs or comparisons."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs or comparisons."""
+    out: Path | None = None
+    """Folder of the report (default: the only folder, or a new one in runs/)."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
 def run_options(entry: Entry | None) -> type:
     """The dataclass of ``run``: the algorithm's own options first, then the common ones."""
     own = [(entry.name, entry.options, entry.options())] if entry and dataclasses.fields(entry.options) else []

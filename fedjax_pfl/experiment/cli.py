@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import tyro
 from rich.markup import escape
 
 from fedjax_pfl.experiment import arguments
@@ -34,18 +32,6 @@ Simulate personalized federated learning with all clients stacked on one acceler
 
 {PROG} run --help shows the common options, {PROG} run ALGORITHM --help also the algorithm's own.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportOptions:
-    """Write one report of runs or comparisons."""
-
-    folders: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs or comparisons."""
-    out: Path | None = None
-    """Folder of the report (default: the only folder, or a new one in runs/)."""
-    debug: bool = False
-    """Show the whole traceback of an error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +74,7 @@ def dispatch(tokens: list[str]) -> int:
 def run_command(tokens: list[str]) -> int:
     """``run``: one algorithm, from options, a configuration file or an unfinished folder."""
     from fedjax_pfl.algorithms import get
-    from fedjax_pfl.experiment import run, toml
+    from fedjax_pfl.experiment import resuming, run, toml
 
     positional, options = arguments.split_positional(tokens)
     file, folder = arguments.value_of("config", options), arguments.value_of("resume", options)
@@ -97,7 +83,7 @@ def run_command(tokens: list[str]) -> int:
         raise UserError("--resume continues with the folder's own configuration: leave out --config")
     base = None
     if not asks_help:
-        base = toml.read(file) if file else run.stored_config(folder) if folder else None
+        base = toml.read(file) if file else resuming.stored_config(folder) if folder else None
     if not positional and base is None:
         return _run_help(options)
     name = get(positional[0]).name if positional else (base or Config()).algorithm
@@ -110,7 +96,7 @@ def run_command(tokens: list[str]) -> int:
     config.check()
     display, command = Display(), shlex.join([PROG, "run", *tokens])
     if folder:
-        _refuse_changes(base, config, folder, output.out)
+        resuming.refuse_changes(base, config, folder, output.out)
         outcome = run.resume(folder, display=display, command=command)
     else:
         outcome = run.run_experiment(config, output.out, display=display, command=command)
@@ -161,7 +147,7 @@ def report_command(tokens: list[str]) -> int:
     """``report``: write a report from the folders of runs."""
     from fedjax_pfl.experiment import compare
 
-    options = arguments.parse(ReportOptions, tokens, f"{PROG} report", str(ReportOptions.__doc__))
+    options = arguments.parse(arguments.ReportOptions, tokens, f"{PROG} report", str(arguments.ReportOptions.__doc__))
     if not options.folders:
         raise UserError("report needs the folder of a run: fedjax-pfl report DIR ...")
     folders = [run for folder in options.folders for run in compare.folders(folder)]
@@ -182,21 +168,6 @@ def _run_help(options: list[str]) -> int:
     text = f"Run one algorithm: {names}. Its own options are shown by: {PROG} run ALGORITHM --help"
     arguments.parse(arguments.run_options(None), ["--help"], f"{PROG} run ALGORITHM", text)
     return 0
-
-
-def _refuse_changes(stored: Config, given: Config, folder: Path, out: Path | None) -> None:
-    """A resumed run has the options that it was started with; only what does not change its results may differ."""
-    if out is not None:
-        raise UserError("--resume writes into the resumed folder: leave out --out")
-    free = {"client_chunk", "checkpoint_seconds"}
-    before, after = stored.flat() | vars(stored.options), given.flat() | vars(given.options)
-    for name in before:
-        if before[name] != after[name] and name not in free:
-            why = "; schedules depend on the number of rounds" if name == "rounds" else ""
-            raise UserError(
-                f"--{name.replace('_', '-')} {after[name]} conflicts with {folder}, which was started with "
-                f"{before[name]}{why}: leave it out, or start another run with --config {folder / 'config.toml'}"
-            )
 
 
 def _end(

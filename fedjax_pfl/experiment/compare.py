@@ -15,7 +15,8 @@ from fedjax_pfl.experiment.arguments import parse_entry
 from fedjax_pfl.experiment.config import SECTIONS, Config
 from fedjax_pfl.experiment.console import Display, Quiet
 from fedjax_pfl.experiment.errors import UserError
-from fedjax_pfl.experiment.run import Prepared, prepare, resume, run_experiment, stored_config, stored_summary
+from fedjax_pfl.experiment.resuming import stored_config, stored_summary
+from fedjax_pfl.experiment.run import Prepared, prepare, resume, run_experiment
 
 COMPARE = "compare.toml"
 

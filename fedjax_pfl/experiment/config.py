@@ -1,132 +1,26 @@
-"""The configuration of a run: typed sections, each field with one line of documentation."""
+"""The configuration of a run: an algorithm with its own options, and the common ones."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 from fedjax_pfl.experiment.errors import nearest
+from fedjax_pfl.experiment.sections import (
+    SECTION_OF,
+    SECTIONS,
+    DataConfig,
+    MachineConfig,
+    ModelConfig,
+    RoundsConfig,
+    TrainingConfig,
+)
 
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Data, and which client has which samples."""
-
-    data: str = "digits"
-    """Data source: digits, mnist-idx:DIR, npz:FILE, synthetic[:KEY=VALUE,...] (see: list data)."""
-    data_dir: str | None = None
-    """Folder in which relative paths of data are looked for first."""
-    partition: str = "dirichlet"
-    """How samples are dealt to clients: iid, dirichlet, pathological, natural (see: list partitions)."""
-    alpha: float = 0.1
-    """Parameter of the Dirichlet partition: small is skewed, large is IID."""
-    clients: int = 20
-    """Number of clients; 0 takes all of a natural partition."""
-    classes_per_client: int = 2
-    """Classes of each client in the pathological partition."""
-    balance: bool = False
-    """Equal client sizes, within one (dirichlet, pathological)."""
-    min_samples: int = 2
-    """Smallest number of samples of a client, all its splits together."""
-    validation_fraction: float = 0.1
-    """Share of each client's samples that is its validation set; 0 for none."""
-    test_fraction: float = 0.25
-    """Share of each client's samples that is its test set (with: --test local)."""
-    test: Literal["local", "official"] = "local"
-    """Test samples: a share of each client's own, or of the published test set by the client's labels."""
-    partition_seed: int = 0
-    """Seed of the partition, independent of the seed of the run."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The model of every client."""
-
-    model: str = "mlp"
-    """Name of the model (see: list models)."""
-    hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers of mlp (default: 200)."""
-    activation: Literal["relu", "tanh"] | None = None
-    """Activation of lenet5 and fedavg_cnn (default: relu)."""
-    pool: Literal["max", "mean"] | None = None
-    """Pooling of lenet5 and fedavg_cnn (default: max)."""
-    head: str = "head"
-    """Path of the module that is the head; the rest is the body."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingConfig:
-    """Local work of a client in a round."""
-
-    local_epochs: int = 1
-    """Passes over the client's training samples in a round."""
-    batch_size: int = 10
-    """Largest number of samples in a minibatch."""
-    lr: float = 0.05
-    """Client learning rate."""
-    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
-    """The learning rate by round: constant, a cosine to 0, or times lr_decay every lr_step rounds."""
-    lr_decay: float = 0.99
-    """Factor of the schedule step."""
-    lr_step: int = 1
-    """Rounds between two factors of the schedule step."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Local optimiser; its state is new in every round."""
-    momentum: float = 0.0
-    """Momentum of sgd."""
-    weight_decay: float = 0.0
-    """Weight decay: added to the gradient by sgd, decoupled in adam."""
-    statistics: Literal["average", "local", "reset"] = "average"
-    """Running statistics of normalisation layers: averaged, kept by each client, or reset every round."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundsConfig:
-    """Rounds, cohorts, seeds and evaluation."""
-
-    rounds: int = 50
-    """Number of rounds."""
-    join_ratio: float = 1.0
-    """Share of the clients that is sampled in a round."""
-    join_ratio_low: float | None = None
-    """Smallest share: the number of participants is then uniform between the two."""
-    dropout: float = 0.0
-    """Probability that a sampled client does not report."""
-    seed: int = 0
-    """Seed of the initial model, the cohorts and the minibatches."""
-    seeds: int = 1
-    """Number of runs side by side, with seeds seed, seed + 1, ..."""
-    eval_every: int = 5
-    """Rounds between evaluations (round 0 and the last round are always evaluated)."""
-    last_k: int = 5
-    """Number of last evaluations in the mean of the last."""
-    on_nonfinite: Literal["stop", "continue"] = "stop"
-    """When a client's update is not finite: stop at the end of these rounds, or count it and go on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MachineConfig:
-    """How the work is laid out on the machine; results agree to rounding."""
-
-    client_chunk: int | None = None
-    """Clients trained at once; memory grows with it (default: by the backend)."""
-    devices: int = 1
-    """Devices over which clients are spread."""
-    checkpoint_seconds: float = 30.0
-    """Seconds between checkpoints at least; 0 saves at every evaluation. The end is always saved."""
-
-
-SECTIONS: dict[str, type] = {
-    "data": DataConfig,
-    "model": ModelConfig,
-    "training": TrainingConfig,
-    "rounds": RoundsConfig,
-    "machine": MachineConfig,
-}
-SECTION_OF: dict[str, str] = {
-    field.name: section for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)
-}
+__all__ = [
+    "SECTIONS", "SECTION_OF", "Config", "DataConfig", "MachineConfig", "ModelConfig", "RoundsConfig", "TrainingConfig",
+    "configure",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

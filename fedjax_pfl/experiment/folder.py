@@ -15,6 +15,7 @@ clients.csv         a row for every (seed, client) after the last round
 arrays.npz          what the algorithm shows of its last state, leaves (S, ...), and ``label_histogram`` (M, C)
 summary.json        the results
 checkpoints/        the last two states
+report.html         the report; its figures as PNG are in figures/
 
 An absent number is null in JSON, NaN in arrays, blank in tables; never 0.
 """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.rounds import Simulation
@@ -15,8 +14,8 @@ from fedjax_pfl.experiment.checkpoint import Checkpoints
 from fedjax_pfl.experiment.config import Config, MachineConfig
 from fedjax_pfl.experiment.console import Display, Quiet, size
 from fedjax_pfl.experiment.environment import environment, float64
-from fedjax_pfl.experiment.errors import UserError
 from fedjax_pfl.experiment.record import Recorder
+from fedjax_pfl.experiment.resuming import check_partition, stored_config
 from fedjax_pfl.experiment.session import Outcome, Session
 from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, with_local_work
 
@@ -87,46 +86,18 @@ def resume(
     display = display or Quiet()
     config = prepared.config if prepared else stored_config(path)
     prepared = prepared or prepare(config)
-    _check_partition(path, prepared)
+    check_partition(path, prepared.extras.partition)
     predicted = _announce(prepared, display)
     session = _session(prepared, path, display, predicted, command or default_command(path))
-    template = prepared.simulation.init()
-    found = session.checkpoints.restore(template, display.warn)
-    if found is None:
-        display.note(f"{path} has no checkpoint yet: starting from round 0")
-        session.recorder.forget()
-        return session.run(None, 0)
-    del template
-    session.recorder.restore(found.round)
-    display.note(f"resuming {path} after round {found.round}")
-    return session.run(found.state, found.round)
-
-
-def stored_config(path: Path) -> Config:
-    """The configuration of the unfinished run in a folder.
-
-    Raises:
-        UserError: no run there, or one that has finished.
-    """
-    if not path.is_dir():
-        raise UserError(f"cannot resume {path}: there is no such folder")
-    if not (path / files.CONFIG).exists():
-        raise UserError(f"cannot resume {path}: it holds no run (no {files.CONFIG})")
-    summary = stored_summary(path)
-    if summary is not None and summary.get("status") == "finished":
-        raise UserError(
-            f"the run in {path} has finished its {summary['rounds']} rounds: start another with --config "
-            f"{path / files.CONFIG} and a new --out. More rounds are another run: schedules depend on their number"
-        )
-    return toml.read(path / files.CONFIG)
-
-
-def stored_summary(path: Path) -> dict[str, Any] | None:
-    """The summary in a run's folder; None where there is none that can be read."""
-    try:
-        return json.loads((path / files.SUMMARY).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
+    with session.guarded():
+        found = session.checkpoints.restore(prepared.simulation.init(), display.warn)
+        if found is None:
+            display.note(f"{path} has no checkpoint yet: starting from round 0")
+            session.recorder.forget()
+        else:
+            display.note(f"resuming {path} after round {found.round}")
+            session.recorder.restore(found.round)
+    return session.run(found.state, found.round) if found else session.run(None, 0)
 
 
 def default_command(path: Path) -> str:
@@ -166,17 +137,3 @@ def _session(prepared: Prepared, path: Path, display: Display, predicted: memory
         config, prepared.simulation, prepared.extras, path, Recorder(path, seeds, partition, prepared.algorithm.floats),
         Checkpoints(path / files.CHECKPOINTS, identity), display, predicted, command,
     )  # fmt: skip
-
-
-def _check_partition(path: Path, prepared: Prepared) -> None:
-    from fedjax_pfl.data import Partition
-
-    if not (path / files.PARTITION).exists():
-        return
-    stored = Partition.load(path / files.PARTITION)
-    if stored.sha256 != prepared.extras.partition.sha256:
-        raise UserError(
-            f"cannot resume {path}: it has {len(stored)} clients with partition {stored.sha256[:12]}, but its "
-            f"configuration now gives {len(prepared.extras.partition)} clients with partition "
-            f"{prepared.extras.partition.sha256[:12]}: the configuration or the data was changed"
-        )

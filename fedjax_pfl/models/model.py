@@ -104,6 +104,7 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
         scores, updates = out if mutable else (out, {})
         return scores, variables | _flat(updates)
 
+    @jax.jit
     def init(key: jax.Array) -> Variables:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
         return _as_default_float(_flat(module.init(keys, sample)))

@@ -1,0 +1,241 @@
+"""The methods once more in slow NumPy, written from the papers: loops over clients, batches, samples and parameters.
+
+Nothing here comes from the package. Minibatch order and cohorts are draws, not maths: they enter as data (``Draw``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+Params = dict[str, np.ndarray]
+KERNEL_1, BIAS_1 = "params/dense1/kernel", "params/dense1/bias"
+KERNEL_2, BIAS_2 = "params/head/kernel", "params/head/bias"
+
+
+class Draw(NamedTuple):
+    """What is drawn for a round: who reports, ascending, and the batches (rows of the examples) of every client."""
+
+    round: int
+    reports: list[int]
+    batches: list[list[list[int]]]
+
+
+def loss_and_gradient(params: Params, x: np.ndarray, y: np.ndarray) -> tuple[float, Params]:
+    """Mean softmax cross-entropy of ``head(tanh(dense1(x)))`` over the given samples, and its gradient by hand."""
+    loss, gradient = 0.0, {name: np.zeros_like(value) for name, value in params.items()}
+    for features, label in zip(x, y, strict=True):
+        hidden = np.tanh(features @ params[KERNEL_1] + params[BIAS_1])
+        scores = hidden @ params[KERNEL_2] + params[BIAS_2]
+        exponentials = np.exp(scores - scores.max())
+        probability = exponentials / exponentials.sum()
+        loss -= np.log(probability[label])
+        d_scores = probability - np.eye(len(scores))[label]
+        d_hidden = (params[KERNEL_2] @ d_scores) * (1 - hidden**2)
+        gradient[KERNEL_2] += np.outer(hidden, d_scores)
+        gradient[BIAS_2] += d_scores
+        gradient[KERNEL_1] += np.outer(features, d_hidden)
+        gradient[BIAS_1] += d_hidden
+    return loss / len(x), {name: value / len(x) for name, value in gradient.items()}
+
+
+@dataclasses.dataclass
+class Clients:
+    """The clients' side: samples, local SGD, and the training loss of the last round (sum over samples, samples)."""
+
+    x: np.ndarray
+    y: np.ndarray
+    samples: list[int]
+    lr: float
+    schedule: Callable[[int], float] = lambda round_: 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    seen: tuple[float, int] = (0.0, 0)
+
+    def train(
+        self, start: Params, batches: Iterable[list[int]], lr: float, mu: float = 0.0, velocity: Params | None = None
+    ) -> tuple[Params, Params]:
+        """SGD from ``start``, pulled back to it by mu: the trained parameters and the momentum buffers."""
+        params = {name: value.copy() for name, value in start.items()}
+        velocity = {name: np.zeros_like(value) for name, value in start.items()} if velocity is None else velocity
+        for rows in batches:
+            loss, gradient = loss_and_gradient(params, self.x[rows], self.y[rows])
+            self.seen = (self.seen[0] + loss * len(rows), self.seen[1] + len(rows))
+            for name in params:
+                descent = gradient[name] + mu * (params[name] - start[name]) + self.weight_decay * params[name]
+                velocity = velocity | {name: self.momentum * velocity[name] + descent}
+                params[name] = params[name] - lr * velocity[name]
+        return params, velocity
+
+
+@dataclasses.dataclass
+class Averaging:
+    """FedAvg, FedProx (mu), FedPer (private head) and Local (all private): the sample-weighted mean of the rest."""
+
+    clients: Clients
+    shared: Params
+    private: list[Params]
+    mu: float = 0.0
+
+    def round(self, draw: Draw) -> None:
+        self.clients.seen = (0.0, 0)
+        lr, start = self.clients.lr * self.clients.schedule(draw.round), self.shared
+        total, weight = {name: np.zeros_like(value) for name, value in start.items()}, 0
+        for i in draw.reports:
+            trained, _ = self.clients.train(start | self.private[i], draw.batches[i], lr, self.mu)
+            for name in total:
+                total[name] += self.clients.samples[i] * trained[name]
+            weight += self.clients.samples[i]
+            self.private[i] = {name: trained[name] for name in self.private[i]}
+        if weight:
+            self.shared = {name: value / weight for name, value in total.items()}
+
+    def received(self, i: int) -> Params:
+        return self.shared | self.private[i]
+
+    def personal(self, i: int) -> Params:
+        return self.received(i)
+
+
+@dataclasses.dataclass
+class FineTuned(Averaging):
+    """FedAvg whose global model each client trains on before use, always with the same draws."""
+
+    tuning: Draw = Draw(0, [], [])
+
+    def personal(self, i: int) -> Params:
+        return self.clients.train(self.shared, self.tuning.batches[i], self.clients.lr)[0]
+
+
+@dataclasses.dataclass
+class Mixing:
+    """Bodies, heads and a matrix of weights; subclasses say how the weights come about."""
+
+    clients: Clients
+    theta: list[Params]
+    phi: list[Params]
+    A: np.ndarray
+
+    def weights(self, i: int) -> np.ndarray:
+        return self.A[i]
+
+    def received(self, i: int) -> Params:
+        return mixed(self.weights(i), self.theta) | self.phi[i]
+
+    def personal(self, i: int) -> Params:
+        return self.theta[i] | self.phi[i]
+
+    def trained(self, i: int, draw: Draw, start: Params) -> tuple[Params, Params]:
+        lr = self.clients.lr * self.clients.schedule(draw.round)
+        result = self.clients.train(start | self.phi[i], draw.batches[i], lr)[0]
+        return {name: result[name] for name in self.theta[i]}, {name: result[name] for name in self.phi[i]}
+
+
+class FixedMixing(Mixing):
+    """Everyone starts from its row of a matrix that never changes; all train at once."""
+
+    def round(self, draw: Draw) -> None:
+        self.clients.seen = (0.0, 0)
+        sent = {i: mixed(self.A[i], self.theta) for i in draw.reports}
+        for i in draw.reports:
+            self.theta[i], self.phi[i] = self.trained(i, draw, sent[i])
+
+
+@dataclasses.dataclass
+class FedAPA(Mixing):
+    """Algorithm 1 with all clients at once. sign +1: descent on the proxy loss; -1: Eq 7 as printed."""
+
+    eta: float = 0.01
+    sign: float = 1.0
+    self_weight: float = 0.5
+    centring: str = "none"
+    floor: float = 0.0
+
+    def round(self, draw: Draw) -> None:
+        self.clients.seen = (0.0, 0)
+        theta, phi, A = list(self.theta), list(self.phi), self.A.copy()
+        for i in draw.reports:
+            theta_bar = mixed(self.A[i], self.theta)  # Eq 5
+            theta[i], phi[i] = self.trained(i, draw, theta_bar)  # Eq 4
+            delta = difference(theta[i], theta_bar)  # Eq 6
+            gradient = self.gradient(theta_bar, delta)
+            for j in range(len(A)):
+                A[i, j] = min(max(A[i, j] + self.sign * self.eta * gradient[j], self.floor), 1.0)  # Eq 7, clip
+            A[i, i] = self.self_weight
+            A[i] = A[i] / sum(A[i])
+        self.theta, self.phi, self.A = theta, phi, A
+
+    def gradient(self, theta_bar: Params, delta: Params) -> list[float]:
+        """(grad_{A_i} theta_bar_i)^T Delta_i, component by component."""
+        if self.centring == "cosine":
+            return [cosine(difference(theta_j, theta_bar), delta) for theta_j in self.theta]
+        products = [inner(theta_j, delta) for theta_j in self.theta]
+        mean = sum(products) / len(products) if self.centring == "row" else 0.0
+        return [product - mean for product in products]
+
+
+@dataclasses.dataclass
+class ReleasedFedAPA(Mixing):
+    """As the published code runs: in turns, momentum over the whole matrix, lazy normalising, living buffers."""
+
+    velocity: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    buffers: list[Params] = dataclasses.field(default_factory=list)
+    eta: float = 0.01
+
+    def weights(self, i: int) -> np.ndarray:
+        return self.A[i] / sum(self.A[i])
+
+    def round(self, draw: Draw) -> None:
+        self.clients.seen = (0.0, 0)
+        lr = self.clients.lr * self.clients.schedule(draw.round)
+        for i in draw.reports:
+            self.A[i] = self.weights(i)
+            sent = mixed(self.A[i], self.theta)
+            back, self.buffers[i] = self.clients.train(sent | self.phi[i], draw.batches[i], lr, 0.0, self.buffers[i])
+            step = difference(sent, back)  # the published code's delta: sent minus returned
+            self.velocity = 0.9 * self.velocity
+            for j in range(len(self.A)):
+                self.velocity[i, j] += inner(self.theta[j], step)
+            self.A = self.A - self.eta * self.velocity
+            self.A[i] = np.minimum(np.maximum(self.A[i], 0.0), 1.0)
+            self.A[i, i] = 1.0
+            self.theta[i] = {name: back[name] for name in self.theta[i]}
+            self.phi[i] = {name: back[name] for name in self.phi[i]}
+
+
+def mixed(weights: np.ndarray, theta: list[Params]) -> Params:
+    """sum_j a_j theta_j."""
+    return {name: sum(a * body[name] for a, body in zip(weights, theta, strict=True)) for name in theta[0]}
+
+
+def difference(a: Params, b: Params) -> Params:
+    """a - b over the names of the shorter of the two."""
+    return {name: a[name] - b[name] for name in a if name in b}
+
+
+def inner(a: Params, b: Params) -> float:
+    """Inner product over the names that both have."""
+    return float(sum((a[name] * b[name]).sum() for name in a if name in b))
+
+
+def cosine(a: Params, b: Params) -> float:
+    """Cosine; 0 for vectors that are zero to rounding."""
+    lengths = np.sqrt(inner(a, a)), np.sqrt(inner(b, b))
+    return inner(a, b) / (lengths[0] * lengths[1]) if min(lengths) > 1e-12 else 0.0
+
+
+def adam(clients: Clients, start: Params, batches: Iterable[list[int]], lr: float) -> Params:
+    """Adam from zero moments with its usual constants (Kingma and Ba 2015, Algorithm 1)."""
+    params = dict(start)
+    first, second = ({name: np.zeros_like(value) for name, value in start.items()} for _ in range(2))
+    for t, rows in enumerate(batches, 1):
+        gradient = loss_and_gradient(params, clients.x[rows], clients.y[rows])[1]
+        for name, g in gradient.items():
+            first[name] = 0.9 * first[name] + 0.1 * g
+            second[name] = 0.999 * second[name] + 0.001 * g**2
+            corrected = first[name] / (1 - 0.9**t), second[name] / (1 - 0.999**t)
+            params[name] = params[name] - lr * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
+    return params
