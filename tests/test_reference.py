@@ -93,7 +93,7 @@ def stacked(rows: list[Params]) -> Params:
 def follow(
     case: Program, expected: Any, state_of: Callable[[Any, Any], None], tolerance: float = 1e-9, start: Any = None
 ) -> Any:
-    """Run package and reference side by side, comparing everything after every round; returns the last state and Info."""
+    """Run package and reference side by side, all compared after every round: the last (state, info)."""
     env, key, state = case.env(), jax.random.key(ROOT), case.start() if start is None else start
     for round_ in range(ROUNDS):
         drawn = draw(case.fed, key, round_)

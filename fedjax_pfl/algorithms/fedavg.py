@@ -23,6 +23,7 @@ from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
+from fedjax_pfl.evaluation import one_for_all
 from fedjax_pfl.models.model import Predicate, Variables, partition
 
 
@@ -90,8 +91,9 @@ def averaging(
         return state.shared
 
     everything_shared = not any(stays(name) for name in fed.model.shapes())
+    deliver = one_for_all(shared) if everything_shared else received
     sent = fed.model.count(lambda name: not stays(name))
     return Algorithm(
-        name, init, round_, received, received, shared if everything_shared else None, fed.scores,
+        name, init, round_, deliver, deliver, shared if everything_shared else None, fed.scores,
         rows=("private",), floats=(sent, sent), hyper=fed.hyper(**hyper),
     )  # fmt: skip

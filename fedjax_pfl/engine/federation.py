@@ -160,7 +160,8 @@ class Federation:
         """Running statistics as initialised, for the policy ``reset``; empty otherwise."""
         if self.statistics != "reset":
             return {}
-        return {n: v for n, v in self.model.init(jax.random.key(0)).items() if not is_trainable(n)}
+        with jax.ensure_compile_time_eval():  # asked first inside a trace, whose tracers must not be kept
+            return {n: v for n, v in self.model.init(jax.random.key(0)).items() if not is_trainable(n)}
 
     def has(self, split: str) -> bool:
         """Whether any client has samples in a split."""
