@@ -35,11 +35,10 @@ def shuffled_rows(split: Split, ids: jax.Array, key: jax.Array, epochs: int) -> 
     owner = split.owner()
     slot = jnp.minimum(owner, ids.shape[0] - 1)
     place = jnp.arange(owner.shape[0], dtype=jnp.int32) - split.start[slot]
-    clients = per_client(key, ids)
 
     def one(epoch: jax.Array) -> jax.Array:
-        keys = jax.vmap(lambda k: jax.random.fold_in(k, epoch))(clients)
-        words = bits(jax.vmap(jax.random.fold_in)(keys[slot], place))
+        clients = per_client(jax.random.fold_in(key, epoch), ids)
+        words = bits(jax.vmap(jax.random.fold_in)(clients[slot], place))
         return jax.lax.sort((owner, words, split.rows), num_keys=2)[2]
 
-    return jnp.stack([one(jnp.int32(epoch)) for epoch in range(epochs)])
+    return jax.lax.map(one, jnp.arange(epochs, dtype=jnp.int32))
