@@ -147,6 +147,7 @@ def torch_loop(options: Options, work: str) -> Contender:
     labels = torch.from_numpy(y)
     model = torch_model(nn, model_name, shape)
     loss = nn.CrossEntropyLoss()
+    rng = np.random.default_rng(0)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
 
     def run() -> None:
@@ -154,7 +155,7 @@ def torch_loop(options: Options, work: str) -> Contender:
         for own in rows:
             model.load_state_dict(weights)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            for batch in torch.from_numpy(np.random.permutation(own)).split(options.batch):
+            for batch in torch.from_numpy(rng.permutation(own)).split(options.batch):
                 optimizer.zero_grad()
                 loss(model(images[batch].float() / 255), labels[batch]).backward()
                 optimizer.step()
@@ -219,8 +220,9 @@ def show(everything: list[Contender], matmul: Contender) -> None:
     """The table, medians."""
     rate = matmul.flops / statistics.median(matmul.seconds)
     table = Table(title=f"medians of {len(matmul.seconds)}; matmul 2048: {rate / 1e9:.0f} GFLOP/s")
-    for column in ("round of", "s/round", "(min)", "samples/s", "client-steps/s", "GFLOP/s", "of matmul", "compile s", "MB"):
-        table.add_column(column, justify="left" if column == "round of" else "right")
+    table.add_column("round of")
+    for column in ("s/round", "(min)", "samples/s", "client-steps/s", "GFLOP/s", "of matmul", "compile s", "MB"):
+        table.add_column(column, justify="right")
     for c in everything[1:]:
         median = statistics.median(c.seconds)
         speed = c.flops / median

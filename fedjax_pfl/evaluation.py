@@ -43,7 +43,7 @@ def scores_of(
 
     sums = measure(
         stat, lambda common, slot: (common[0], deliver(*common, slot)), common=(env, state), data=env.data,
-        work=fed.evaluation_work(split), common_spec=(Env(ROWS, COMMON), state_spec(algorithm, state)),
+        work=fed.evaluation_work(split), common_spec=(Env(ROWS, COMMON), state_spec(algorithm, state)),  # type: ignore[arg-type]
     )  # fmt: skip
     count = env.data.split(split).count
     share = {name: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan) for name, total in sums.items()}

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from common import assert_close
+
 from fedjax_pfl.aggregation import cosine_matrix, gram, mean_of_sums, mix, safe_divide, safe_norm, weighted_mean
 
 pytestmark = pytest.mark.usefixtures("float64")

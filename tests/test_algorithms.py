@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import CASES, SIZES, Case, assert_close, assert_equal, build, federation, tiny_data
 
 import fedjax_pfl as fp
-from common import CASES, SIZES, Case, assert_close, assert_equal, build, federation, tiny_data
 from fedjax_pfl.data.clients import shard
 from fedjax_pfl.engine.rounds import Simulation, one_round, rollout, run
 from fedjax_pfl.engine.sharding import ROWS, client_mesh, place
@@ -145,9 +145,8 @@ def test_gradient_through_rounds_agrees_with_central_differences(case: Case, rou
     for seed, part in enumerate([0, 1, 1]):
         step = jax.tree.map(jnp.zeros_like, point)
         step = tuple(direction(leaf, seed) if i == part else step[i] for i, leaf in enumerate(point))
-        h = 1e-5
-        move = lambda s: jax.tree.map(lambda p, d: p + s * h * d, point, step)  # noqa: E731
-        numeric = (loss(move(1.0)) - loss(move(-1.0))) / (2 * h)
+        ahead, behind = (jax.tree.map(lambda p, d, h=h: p + h * d, point, step) for h in (1e-5, -1e-5))
+        numeric = (loss(ahead) - loss(behind)) / 2e-5
         exact = sum(jnp.vdot(a, b) for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(step), strict=True))
         assert abs(exact) > 1e-6, "a gradient that is nothing proves nothing"
         np.testing.assert_allclose(exact, numeric, rtol=1e-5, atol=1e-8)

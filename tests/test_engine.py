@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import fedjax_pfl as fp
 import reference
 from common import CLASSES, FEATURES, SIZES, Case, assert_close, build, federation, tiny_data
+
+import fedjax_pfl as fp
 from fedjax_pfl.data.clients import ClientData, client_data, shard
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.clients import Work, measure, run_clients, sample_order

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import CLASSES, SIZES, federation, tiny_data
 
 import fedjax_pfl as fp
-from common import CLASSES, SIZES, federation, tiny_data
 from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.evaluation import evaluate, mean_over_clients, scores_of, summary
 

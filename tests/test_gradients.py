@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import CLASSES, Case, assert_close, build, federation
 
 import fedjax_pfl as fp
-from common import CLASSES, Case, assert_close, build, federation
 from fedjax_pfl.aggregation import mix
 from fedjax_pfl.data.clients import ClientData, client_data
 from fedjax_pfl.engine import tree

@@ -31,11 +31,12 @@ CASES = [  # input (batch, *spatial, channels), kernel, strides, padding, featur
 
 def _derivatives(module, params, x, weights):
     """Output, gradient, and the gradient of the gradient's squared norm, with respect to parameters and input."""
+
     def loss(params, x):
         return (jnp.tanh(module.apply(params, x)) * weights).sum()
 
     def norm(params, x):
-        return sum((g ** 2).sum() for g in jax.tree.leaves(jax.grad(loss, (0, 1))(params, x)))
+        return sum((g**2).sum() for g in jax.tree.leaves(jax.grad(loss, (0, 1))(params, x)))
 
     return module.apply(params, x), jax.grad(loss, (0, 1))(params, x), jax.grad(norm, (0, 1))(params, x)
 
@@ -65,8 +66,10 @@ def _close(got, want, tolerance=1e-5):
         np.testing.assert_allclose(a / scale, b / scale, atol=tolerance)
 
 
-@pytest.mark.parametrize(("shape", "kernel", "strides", "padding", "features", "implementation"),
-                         [(*case, "matmul") for case in CASES] + [(*CASES[3], "lax"), (*CASES[7], "lax")])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "strides", "padding", "features", "implementation"),
+    [(*case, "matmul") for case in CASES] + [(*CASES[3], "lax"), (*CASES[7], "lax")],
+)
 def test_conv_equals_flax(shape, kernel, strides, padding, features, implementation):
     ours = Conv(features, kernel, strides, padding, implementation=implementation)
     flax = nn.Conv(features, kernel, strides, padding)
@@ -119,6 +122,7 @@ def test_forward_mode_through_every_layer():
         return jnp.tanh(Net().apply(params, x)).sum()
 
     v = jax.tree.map(lambda a: _normal(a.shape, 4), params)
+
     def inner(params):
         return sum(map(jnp.vdot, jax.tree.leaves(jax.grad(loss)(params)), jax.tree.leaves(v)))
 
@@ -132,9 +136,11 @@ def test_pooling_equals_flax(shape, window, ties):
     x = _normal((3, *shape))
     x = jnp.round(x) if ties else x
     for ours, flax in ((max_pool, nn.max_pool), (avg_pool, nn.avg_pool)):
+
         def one(pool, x, **strides):
             y, pull = jax.vjp(lambda x: pool(x, window, **strides), x)
             return y, pull(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))[0]
+
         got = jax.jit(jax.vmap(functools.partial(one, ours)))(x)
         _close(got, jax.jit(jax.vmap(functools.partial(one, flax, strides=window)))(x))
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from common import CLASSES, FEATURES, Net, assert_close, assert_equal, federation
 
 import fedjax_pfl as fp
-from common import CLASSES, FEATURES, Net, assert_close, assert_equal, federation
 from fedjax_pfl.models.model import Model, is_trainable, partition
 
 X = np.random.default_rng(0).normal(size=(5, FEATURES))

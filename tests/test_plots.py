@@ -8,10 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_pfl.experiment import plots
-from fedjax_pfl.experiment.plot_curves import MAX_POINTS, _apart
-from fedjax_pfl.experiment.plot_partition import MAX_CELLS, grouped_means
-from fedjax_pfl.experiment.plot_style import DASHES, PALETTE, inline_svg, looks_of, printable, quantity
 from fedjax_pfl.experiment.plots import MAX_DOTS, _density
+from fedjax_pfl.experiment.plots.curves import MAX_POINTS, _apart
+from fedjax_pfl.experiment.plots.partition import MAX_CELLS, grouped_means
+from fedjax_pfl.experiment.plots.style import DASHES, PALETTE, inline_svg, looks_of, printable, quantity
 
 RNG = np.random.default_rng(0)
 GROUPS = np.array([0, 1, 2, 0, 1, 2, 0, 1])

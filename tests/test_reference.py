@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import fedjax_pfl as fp
 import reference
 from common import SIZES, assert_close, federation
+from reference import Draw, Params
+
+import fedjax_pfl as fp
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.rounds import one_round
 from fedjax_pfl.models.model import partition
 from fedjax_pfl.models.registry import build_model
-from reference import Draw, Params
 
 pytestmark = pytest.mark.usefixtures("float64")
 M, LR, ROUNDS = len(SIZES), 0.3, 4

@@ -17,8 +17,8 @@ import pytest
 
 from fedjax_pfl.evaluation import summary
 from fedjax_pfl.experiment.report import write_report
-from fedjax_pfl.experiment.report_folder import read_run, read_runs
-from fedjax_pfl.experiment.report_tables import MAX_ROWS
+from fedjax_pfl.experiment.report.folder import read_run, read_runs
+from fedjax_pfl.experiment.report.tables import MAX_ROWS
 
 CLASSES = 10
 EVIL = "<script>alert(1)</script>\"&'$x_{$"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from common import FEATURES, Case, Net, build, tiny_data
 
 import fedjax_pfl as fp
-from common import FEATURES, Case, Net, build, tiny_data
 from fedjax_pfl.data.clients import shard
 from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.rounds import Simulation

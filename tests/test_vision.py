@@ -10,16 +10,19 @@ from fedjax_pfl.models.tabular import MLP
 from fedjax_pfl.models.vision import FedAvgCNN, LeNet5
 
 
-@pytest.mark.parametrize(("model", "shape", "count"), [
-    (LeNet5(10), (32, 32, 3), 62_006),
-    (LeNet5(10), (28, 28, 1), 44_426),
-    (FedAvgCNN(10), (28, 28, 1), 582_026),
-    (FedAvgCNN(10), (32, 32, 3), 878_538),
-    (FedAvgCNN(100), (32, 32, 3), 924_708),
-    (MLP(10), (28, 28, 1), 159_010),
-    (MLP(3, hidden=(8, 4)), (5,), 5 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3),
-    (MLP(3, hidden=()), (5,), 18),
-])
+@pytest.mark.parametrize(
+    ("model", "shape", "count"),
+    [
+        (LeNet5(10), (32, 32, 3), 62_006),
+        (LeNet5(10), (28, 28, 1), 44_426),
+        (FedAvgCNN(10), (28, 28, 1), 582_026),
+        (FedAvgCNN(10), (32, 32, 3), 878_538),
+        (FedAvgCNN(100), (32, 32, 3), 924_708),
+        (MLP(10), (28, 28, 1), 159_010),
+        (MLP(3, hidden=(8, 4)), (5,), 5 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3),
+        (MLP(3, hidden=()), (5,), 18),
+    ],
+)
 def test_parameter_counts(model, shape, count):
     params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((2, *shape)))["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
@@ -48,12 +51,15 @@ def _parameters(model, x, clients=()):
     return jax.tree.map(lambda a: _normal((*clients, *a.shape), a.size) / np.sqrt(a.size // a.shape[-1]), shapes)
 
 
-@pytest.mark.parametrize(("kind", "shape", "activation", "pool"), [
-    (LeNet5, (28, 28, 1), "relu", "max"),
-    (LeNet5, (16, 17, 3), "tanh", "mean"),
-    (LeNet5, (16, 17, 1), "tanh", "max"),
-    (FedAvgCNN, (16, 18, 3), "relu", "max"),
-])
+@pytest.mark.parametrize(
+    ("kind", "shape", "activation", "pool"),
+    [
+        (LeNet5, (28, 28, 1), "relu", "max"),
+        (LeNet5, (16, 17, 3), "tanh", "mean"),
+        (LeNet5, (16, 17, 1), "tanh", "max"),
+        (FedAvgCNN, (16, 18, 3), "relu", "max"),
+    ],
+)
 def test_stacked_clients_equal_the_textbook_network(kind, shape, activation, pool):
     model = kind(10, activation=activation, pool=pool)
     x = _normal((2, 3, *shape), 0)
@@ -62,6 +68,7 @@ def test_stacked_clients_equal_the_textbook_network(kind, shape, activation, poo
     def value_and_grad(apply):
         def loss(params, x):
             return jax.nn.log_softmax(apply(params, x))[:, 0].sum()
+
         return jax.jit(jax.vmap(jax.value_and_grad(loss)))(params, x)
 
     ours = value_and_grad(lambda p, x: model.apply({"params": p}, x))

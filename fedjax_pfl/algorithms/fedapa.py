@@ -141,7 +141,7 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
             row, metrics = train(i, before, who[i])  # Eq 4
             sent_minus_returned = tree.subtract(theta_bar, row.theta)  # minus Eq 6: the step below is a descent
             (g,) = pull(_parameters(sent_minus_returned))
-            velocity = (MOMENTUM * state.velocity).at[i].add(g)
+            velocity = tree.scale(MOMENTUM, state.velocity).at[i].add(g)
             A = state.A.at[i].set(A_i) - env.hyper["eta"] * velocity  # Eq 7, with momentum over all rows
             A = A.at[i].set(jnp.clip(A[i], 0.0, 1.0).at[i].set(1.0))
             good = who[i] & tree.all_finite((row, velocity))
@@ -162,8 +162,8 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         return state._replace(sent=mix(served_weights(state), state.theta, fed.mesh))
 
     def received(env: Env, state: State, i: jax.Array) -> Variables:
-        sent = tree.take(state.sent, i) if state.sent else tree.take(mix(served_weights(state)[i][None], state.theta), 0)
-        return sent | tree.take(state.phi, i)
+        state = state if state.sent else serve(env, state)
+        return tree.take(state.sent, i) | tree.take(state.phi, i)
 
     def personal(env: Env, state: State, i: jax.Array) -> Variables:
         return tree.take(state.theta, i) | tree.take(state.phi, i)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from fedjax_pfl.data.clients import ClientData, Split
+from fedjax_pfl.data.clients import ClientData
 from fedjax_pfl.engine import random, tree
 from fedjax_pfl.engine.sharding import COMMON, ROWS, per_shard
 
@@ -114,7 +114,7 @@ def measure(
         The sums with leading axis ``slots``; zero for clients outside ``who`` and without samples.
     """
     work = dataclasses.replace(work, shuffle=False, epochs=1, check=False)
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((work.batch_size, *leaf.shape[1:]), leaf.dtype), data.examples)
+    example = jax.eval_shape(lambda data: data.gather(jnp.zeros(work.batch_size, jnp.int32)), data)
     example["mask"] = jax.ShapeDtypeStruct((work.batch_size,), bool)
     delivered = jax.eval_shape(deliver, common, jax.ShapeDtypeStruct((), jnp.int32))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(stat, delivered, example))

@@ -144,7 +144,8 @@ class Simulation:
         def body(k: Any, carry: tuple[State, Info]) -> tuple[State, Info]:
             state, info = carry
             new, one = one_round(self.fed, self.algorithm, env, state, key, first + k, self.rounds)
-            new = type(new)(*(constrain(a, self.fed.mesh, s) for a, s in zip(new, state_spec(self.algorithm, new))))
+            spec = state_spec(self.algorithm, new)
+            new = type(new)(*(constrain(a, self.fed.mesh, s) for a, s in zip(new, spec, strict=True)))
             return new, jax.tree.map(lambda all_, a: all_.at[k].set(a), info, one)
 
         shape = jax.eval_shape(
@@ -266,9 +267,7 @@ def simulate(
     """
     if on_nonfinite not in ("stop", "continue"):
         raise ValueError(f"on_nonfinite must be 'stop' or 'continue', found {on_nonfinite!r}")
-    simulation = Simulation(
-        fed, algorithm, rounds=rounds, eval_every=eval_every, seed=seed, seeds=seeds, hyper=hyper
-    )
+    simulation = Simulation(fed, algorithm, rounds=rounds, eval_every=eval_every, seed=seed, seeds=seeds, hyper=hyper)
     return run(simulation, callbacks=callbacks, on_nonfinite=on_nonfinite, state=state, first=first)
 
 

@@ -35,7 +35,7 @@ def zeros_like(tree: Tree) -> Tree:
     return jax.tree.map(jnp.zeros_like, tree)
 
 
-def take(tree: Tree, i: jax.Array) -> Tree:
+def take(tree: Tree, i: jax.Array | int) -> Tree:
     """Entry ``i`` of the leading axis of every leaf."""
     return jax.tree.map(lambda a: a[i], tree)
 

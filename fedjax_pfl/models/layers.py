@@ -47,8 +47,13 @@ def _checked(implementation: Implementation) -> Implementation:
     return implementation
 
 
-def conv(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...], padding: Padding,
-         implementation: Implementation | None = None) -> jax.Array:
+def conv(
+    x: jax.Array,
+    kernel: jax.Array,
+    strides: tuple[int, ...],
+    padding: Padding,
+    implementation: Implementation | None = None,
+) -> jax.Array:
     """Cross-correlation of `x (B, H, W, Cin)` with `kernel (kh, kw, Cin, Cout)` -> `(B, OH, OW, Cout)`.
 
     One spatial axis goes the same way: `x (B, L, Cin)`, `kernel (k, Cin, Cout)` -> `(B, OL, Cout)`.
@@ -73,13 +78,25 @@ def _matmul_conv(x: jax.Array, kernel: jax.Array, strides: tuple[int, ...]) -> j
     if missing > 0:
         x = jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0)))
     if block == 1:
-        parts = [x[:, i: i + (oh - 1) * sh + 1: sh, j: j + (ow - 1) * sw + 1: sw] for i in range(kh) for j in range(kw)]
+        parts = [
+            x[:, i : i + (oh - 1) * sh + 1 : sh, j : j + (ow - 1) * sw + 1 : sw] for i in range(kh) for j in range(kw)
+        ]
         patches = jnp.concatenate(parts, -1)
     else:
         starts = range(0, count * block * sw, block * sw)
-        patches = jnp.stack([jnp.concatenate(
-            [x[:, i: i + (oh - 1) * sh + 1: sh, j: j + span].reshape(batch, oh, span * cin) for i in range(kh)], -1)
-            for j in starts], 2)
+        patches = jnp.stack(
+            [
+                jnp.concatenate(
+                    [
+                        x[:, i : i + (oh - 1) * sh + 1 : sh, j : j + span].reshape(batch, oh, span * cin)
+                        for i in range(kh)
+                    ],
+                    -1,
+                )
+                for j in starts
+            ],
+            2,
+        )
     y = patches.reshape(batch * oh * count, -1) @ _banded(kernel, block, sw)
     return y.reshape(batch, oh, count * block, cout)[:, :, :ow]
 
@@ -137,8 +154,10 @@ class Conv(nn.Module):
         window = tuple(self.kernel_size)
         strides = (self.strides,) * len(window) if isinstance(self.strides, int) else tuple(self.strides)
         if len(window) not in (1, 2) or len(strides) != len(window) or x.ndim != len(window) + 2:
-            raise ValueError(f"Conv {self.name}: kernel_size {window} and strides {strides} do not fit an input of "
-                             f"shape {x.shape}; give one entry per spatial axis of (B, H, W, C) or (B, L, C)")
+            raise ValueError(
+                f"Conv {self.name}: kernel_size {window} and strides {strides} do not fit an input of "
+                f"shape {x.shape}; give one entry per spatial axis of (B, H, W, C) or (B, L, C)"
+            )
         if self.padding not in ("VALID", "SAME"):
             raise ValueError(f"Conv {self.name}: padding must be 'VALID' or 'SAME', got {self.padding!r}")
         if self.padding == "VALID" and any(n < k for n, k in zip(x.shape[1:-1], window, strict=True)):
@@ -156,8 +175,9 @@ def _small_batch_dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 @_small_batch_dot.defjvp
-def _small_batch_dot_jvp(primals: tuple[jax.Array, jax.Array],
-                         tangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _small_batch_dot_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     (x, kernel), (dx, dkernel) = primals, tangents
     # The transpose of this sum is B outer products added elementwise: they fuse with the optimiser's update, so the
     # gradient of a large kernel is never stored, and a chunk of one client never transposes it.

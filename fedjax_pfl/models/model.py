@@ -59,9 +59,7 @@ class Model:
     def is_norm(self, name: str) -> bool:
         """Whether a variable belongs to a normalisation layer: its module has running statistics."""
         module = name.split("/", 1)[-1].rpartition("/")[0]
-        return module in {
-            stat.split("/", 1)[-1].rpartition("/")[0] for stat in self.shapes() if not is_trainable(stat)
-        }
+        return module in {stat.split("/", 1)[-1].rpartition("/")[0] for stat in self.shapes() if not is_trainable(stat)}
 
     def count(self, predicate: Predicate = is_trainable) -> int:
         """Number of scalars in the variables whose name satisfies the predicate (default: all parameters)."""

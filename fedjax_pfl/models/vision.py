@@ -33,11 +33,14 @@ def _activate(x: jax.Array, activation: Activation) -> jax.Array:
 def _check(model: nn.Module, shape: tuple[int, ...], activation: str, pool: str) -> None:
     name = type(model).__name__
     if activation not in ("relu", "tanh") or pool not in ("max", "mean"):
-        raise ValueError(f"{name}: activation must be 'relu' or 'tanh' and pool 'max' or 'mean', "
-                         f"got {activation!r} and {pool!r}")
+        raise ValueError(
+            f"{name}: activation must be 'relu' or 'tanh' and pool 'max' or 'mean', got {activation!r} and {pool!r}"
+        )
     if len(shape) != 4 or min(shape[1:3]) < _SMALLEST:
-        raise ValueError(f"{name} needs images (batch, height, width, channels) of at least {_SMALLEST} x {_SMALLEST} "
-                         f"pixels, got an input of shape {shape}; pad or enlarge the images, or use MLP")
+        raise ValueError(
+            f"{name} needs images (batch, height, width, channels) of at least {_SMALLEST} x {_SMALLEST} "
+            f"pixels, got an input of shape {shape}; pad or enlarge the images, or use MLP"
+        )
 
 
 class LeNet5(nn.Module):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from fedjax_pfl.experiment import report_tables as tables
-from fedjax_pfl.experiment.plot_style import quantity
-from fedjax_pfl.experiment.report_data import Run
+from fedjax_pfl.experiment.plots.style import quantity
+from fedjax_pfl.experiment.report import tables
+from fedjax_pfl.experiment.report.data import Run
 
 TERMS = {
     "personal": "The method's deliverable: the model that a client would use in the end.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_pfl.experiment.plot_style import (
+from fedjax_pfl.experiment.plots.style import (
     MUTED,
     PALETTE,
     SEQUENTIAL,

@@ -8,10 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedjax_pfl.evaluation import KINDS
-from fedjax_pfl.experiment.plot_curves import MAX_POINTS
-from fedjax_pfl.experiment.plot_partition import MAX_BUBBLES, MAX_CELLS
-from fedjax_pfl.experiment.plot_style import WIDTH, Look, legend, new_figure, styled
-from fedjax_pfl.experiment.plot_weights import off_diagonal
 from fedjax_pfl.experiment.plots import (
     MAX_DOTS,
     label_similarity,
@@ -23,7 +19,11 @@ from fedjax_pfl.experiment.plots import (
     plot_results,
     plot_weights,
 )  # fmt: skip
-from fedjax_pfl.experiment.report_data import Run
+from fedjax_pfl.experiment.plots.curves import MAX_POINTS
+from fedjax_pfl.experiment.plots.partition import MAX_BUBBLES, MAX_CELLS
+from fedjax_pfl.experiment.plots.style import WIDTH, Look, legend, new_figure, styled
+from fedjax_pfl.experiment.plots.weights import off_diagonal
+from fedjax_pfl.experiment.report.data import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

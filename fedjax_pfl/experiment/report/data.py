@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.experiment.plot_style import printable
+from fedjax_pfl.experiment.plots.style import printable
 
 FINISHED = ("finished", "completed")
 RESERVED = ("round", "seed")

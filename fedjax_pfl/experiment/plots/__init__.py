@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.experiment.plot_curves import Looks, plot_communication, plot_curves
-from fedjax_pfl.experiment.plot_partition import client_order, label_similarity, plot_partition
-from fedjax_pfl.experiment.plot_style import (
+from fedjax_pfl.experiment.plots.curves import Looks, plot_communication, plot_curves
+from fedjax_pfl.experiment.plots.partition import client_order, label_similarity, plot_partition
+from fedjax_pfl.experiment.plots.style import (
     INK,
     MUTED,
     SURFACE,
@@ -21,7 +21,7 @@ from fedjax_pfl.experiment.plot_style import (
     printable,
     styled,
 )  # fmt: skip
-from fedjax_pfl.experiment.plot_weights import plot_weights
+from fedjax_pfl.experiment.plots.weights import plot_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

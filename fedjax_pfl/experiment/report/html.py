@@ -10,10 +10,10 @@ from importlib.resources import files
 from typing import Any
 
 from fedjax_pfl import __version__
-from fedjax_pfl.experiment import report_sections as sections
-from fedjax_pfl.experiment.plot_style import DARK_PALETTE, PALETTE
-from fedjax_pfl.experiment.report_data import Run
-from fedjax_pfl.experiment.report_tables import percent
+from fedjax_pfl.experiment.plots.style import DARK_PALETTE, PALETTE
+from fedjax_pfl.experiment.report import sections
+from fedjax_pfl.experiment.report.data import Run
+from fedjax_pfl.experiment.report.tables import percent
 
 SECTIONS = {
     "results": "Results",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_pfl.evaluation import KINDS
-from fedjax_pfl.experiment.plot_style import DASHES, PALETTE, quantity
-from fedjax_pfl.experiment.report_data import Run
+from fedjax_pfl.experiment.plots.style import DASHES, PALETTE, quantity
+from fedjax_pfl.experiment.report.data import Run
 
 MAX_ROWS = 300
 """Clients in the per-client table; with more, those with the lowest accuracy."""

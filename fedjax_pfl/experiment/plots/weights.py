@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedjax_pfl.experiment.plot_partition import MAX_CELLS, client_order, colour_bar, grouped_means, sequential_map
-from fedjax_pfl.experiment.plot_style import (
+from fedjax_pfl.experiment.plots.partition import MAX_CELLS, client_order, colour_bar, grouped_means, sequential_map
+from fedjax_pfl.experiment.plots.style import (
     BLANK,
     MUTED,
     PALETTE,

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_pfl.experiment.plot_style import inline_svg, save_png
-from fedjax_pfl.experiment.report_figures import pictures
-from fedjax_pfl.experiment.report_folder import read_runs
-from fedjax_pfl.experiment.report_html import figure_element, page
+from fedjax_pfl.experiment.plots.style import inline_svg, save_png
+from fedjax_pfl.experiment.report.figures import pictures
+from fedjax_pfl.experiment.report.folder import read_runs
+from fedjax_pfl.experiment.report.html import figure_element, page
 
 
 def write_report(folders: Sequence[Path], out: Path, command: str) -> Path:

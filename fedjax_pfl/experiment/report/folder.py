@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.experiment.report_data import FINISHED, Run, labels_of
+from fedjax_pfl.experiment.report.data import FINISHED, Run, labels_of
 
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
