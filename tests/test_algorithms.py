@@ -10,8 +10,10 @@ from common import CASES, SIZES, Case, assert_close, assert_equal, build, federa
 
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import shard
-from fedjax_pfl.engine.rounds import Simulation, one_round, rollout, run
+from fedjax_pfl.engine.rounds import one_round, rollout
 from fedjax_pfl.engine.sharding import ROWS, client_mesh, place
+from fedjax_pfl.engine.simulate import run
+from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.evaluation import scores_of
 
 every_method = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -20,7 +20,9 @@ from fedjax_pfl.data.clients import ClientData, client_data, shard
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.clients import Work, measure, run_clients, sample_order
 from fedjax_pfl.engine.federation import Federation
-from fedjax_pfl.engine.rounds import Simulation, one_round, rollout, run
+from fedjax_pfl.engine.rounds import one_round, rollout
+from fedjax_pfl.engine.simulate import run
+from fedjax_pfl.engine.simulation import Simulation
 
 M, BATCH, EPOCHS = len(SIZES), 4, 3
 KEY = jax.random.key(11)

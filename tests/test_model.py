@@ -85,6 +85,8 @@ def test_features_of_a_nested_head_are_its_input(float64: None) -> None:
     assert shallow.features(variables, X)[0].shape == (5, 4)
     assert deep.features(variables, X)[0].shape == (5, 3)
     assert {n for n in deep.shapes() if deep.head(n)} == {"params/classifier/out/kernel", "params/classifier/out/bias"}
+    top = fp.flax_model(Deep(), SAMPLE, head="out")
+    assert {n for n in top.shapes() if top.head(n)} == {"params/out/kernel", "params/out/bias"}, "a path from the top"
     assert {n for n in shallow.shapes() if shallow.head(n)} == {
         f"params/classifier/{layer}/{leaf}" for layer in ("inner", "out") for leaf in ("kernel", "bias")
     }

@@ -13,10 +13,12 @@ import numpy as np
 import optax
 import pytest
 import reference
-from common import SIZES, assert_close, federation
+from common import CLASSES, SIZES, assert_close, federation
 from reference import Draw, Params
 
 import fedjax_pfl as fp
+from fedjax_pfl.algorithms._mixing import weight_diagnostics
+from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.rounds import one_round
@@ -219,15 +221,32 @@ def test_fedapa(name: str, begin: str) -> None:
 
 
 def assert_diagnostics(info: dict[str, Any], A: np.ndarray, fed: Federation) -> None:
-    pairs = [(i, j) for i in range(M) for j in range(M) if i != j]
-    np.testing.assert_allclose(info["self_weight"], sum(A[i, i] for i in range(M)) / M, 1e-6)
+    clients = range(len(A))
+    pairs = [(i, j) for i in clients for j in clients if i != j]
+    np.testing.assert_allclose(info["self_weight"], sum(A[i, i] for i in clients) / len(A), 1e-6)
     np.testing.assert_allclose(info["share_at_zero"], sum(A[p] <= 0 for p in pairs) / len(pairs), 1e-6)
-    histogram = np.asarray(fed.data.label_histogram())
+    labels = [np.asarray(fed.data.examples["y"])[rows] for rows in client_rows(fed)]
+    histogram = np.array([[(mine == c).sum() for c in range(CLASSES)] for mine in labels])
     unit = [row / np.linalg.norm(row) for row in histogram]
     alike = [A[i, j] for i, j in pairs if unit[i] @ unit[j] > 0.5]
     unlike = [A[i, j] for i, j in pairs if unit[i] @ unit[j] <= 0.05]
     expected = np.mean(alike) / np.mean(unlike) if alike and unlike else np.nan
     np.testing.assert_allclose(info["selectivity"], expected, 1e-6)
+
+
+def client_rows(fed: Federation) -> list[np.ndarray]:
+    train = fed.data.train
+    return [np.asarray(train.rows)[s : s + c] for s, c in zip(train.start, train.count, strict=True)]
+
+
+def test_selectivity_compares_clients_that_share_labels_with_those_that_do_not() -> None:
+    y = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 0])  # some cosines are 0, some above 0.5, some between
+    rows = np.split(np.arange(len(y)), [3, 6, 8, 10])
+    fed = federation(client_data({"x": np.zeros((len(y), 6)), "y": y}, CLASSES, rows))
+    A = np.random.default_rng(0).uniform(size=(5, 5)) * (np.arange(5) != 1)
+    info = weight_diagnostics(fed.env({}), jnp.asarray(A))
+    assert_diagnostics(info, A, fed)
+    assert np.isfinite(info["selectivity"])
 
 
 def heavy_ball(lr: Any) -> optax.GradientTransformation:

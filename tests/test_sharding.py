@@ -10,8 +10,8 @@ from common import FEATURES, Case, Net, build, tiny_data
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import shard
 from fedjax_pfl.engine import tree
-from fedjax_pfl.engine.rounds import Simulation
 from fedjax_pfl.engine.sharding import ROWS, client_mesh, place
+from fedjax_pfl.engine.simulation import Simulation
 
 DEVICES = 8
 

@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.federation import Federation, default_chunk
-from fedjax_pfl.engine.rounds import Simulation
+from fedjax_pfl.engine.simulation import Simulation
 
 
 class Predicted(NamedTuple):

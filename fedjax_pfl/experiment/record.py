@@ -12,7 +12,8 @@ import numpy as np
 
 from fedjax_pfl.data import Partition, Source
 from fedjax_pfl.data.clients import SPLITS
-from fedjax_pfl.engine.rounds import Info, Record
+from fedjax_pfl.engine.rounds import Info
+from fedjax_pfl.engine.simulation import Record
 from fedjax_pfl.evaluation import EVALUATED, KINDS, Scores, summary
 from fedjax_pfl.experiment import folder as files
 

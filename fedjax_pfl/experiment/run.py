@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_pfl.engine.federation import Algorithm, Federation
-from fedjax_pfl.engine.rounds import Simulation
+from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory, toml
 from fedjax_pfl.experiment.checkpoint import Checkpoints

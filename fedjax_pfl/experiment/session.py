@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_pfl.engine import rounds
-from fedjax_pfl.engine.rounds import NonFiniteError, Progress, Result, Simulation
+from fedjax_pfl.engine import simulate
+from fedjax_pfl.engine.simulate import NonFiniteError, Progress, Result
+from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory
 from fedjax_pfl.experiment.checkpoint import Checkpoints
@@ -75,7 +76,7 @@ class Session:
                 self._written_s += time.perf_counter() - began
                 return stop
 
-            result = rounds.run(self.simulation, callbacks=[after], on_nonfinite="continue", state=state, first=first)
+            result = simulate.run(self.simulation, callbacks=[after], on_nonfinite="continue", state=state, first=first)
             self.display.stop()
             return self._finish(result, first, interrupt)
 
