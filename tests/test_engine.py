@@ -73,7 +73,7 @@ def by_loop(data: ClientData, rows: Any, common: Any, who: np.ndarray, order: np
             new.append(row)
             continue
         start, count = int(data.train.start[i]), int(data.train.count[i])
-        own = jax.random.fold_in(KEY, i)
+        own = jax.random.fold_in(random.stream(KEY, random.STEP), i)
         value, total, seen = (0.0 if row is None else row["w"]) + common, float(count + i), -(-count // BATCH)
         t = 0
         for epoch in range(EPOCHS):

@@ -224,7 +224,7 @@ def assert_diagnostics(info: dict[str, Any], A: np.ndarray, fed: Federation) -> 
     clients = range(len(A))
     pairs = [(i, j) for i in clients for j in clients if i != j]
     np.testing.assert_allclose(info["self_weight"], sum(A[i, i] for i in clients) / len(A), 1e-6)
-    np.testing.assert_allclose(info["share_at_zero"], sum(A[p] <= 0 for p in pairs) / len(pairs), 1e-6)
+    np.testing.assert_allclose(info["share_at_zero"], sum(A[p] < 1e-6 for p in pairs) / len(pairs), 1e-6)
     labels = [np.asarray(fed.data.examples["y"])[rows] for rows in client_rows(fed)]
     histogram = np.array([[(mine == c).sum() for c in range(CLASSES)] for mine in labels])
     unit = [row / np.linalg.norm(row) for row in histogram]
@@ -240,8 +240,8 @@ def client_rows(fed: Federation) -> list[np.ndarray]:
 
 
 def test_selectivity_compares_clients_that_share_labels_with_those_that_do_not() -> None:
-    y = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 0])  # some cosines are 0, some above 0.5, some between
-    rows = np.split(np.arange(len(y)), [3, 6, 8, 10])
+    y = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 0])  # cosines from 0 to 0.9, one of them 0.55
+    rows = np.split(np.arange(len(y)), [3, 8, 10, 12])
     fed = federation(client_data({"x": np.zeros((len(y), 6)), "y": y}, CLASSES, rows))
     A = np.random.default_rng(0).uniform(size=(5, 5)) * (np.arange(5) != 1)
     info = weight_diagnostics(fed.env({}), jnp.asarray(A))

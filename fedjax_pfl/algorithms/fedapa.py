@@ -21,10 +21,12 @@ Three variants, and where they differ from the paper and from the released code:
   row is normalised at the start of its client's turn, and clipped (self weight 1) at the end; the server's SGD has
   momentum 0.9 over the whole matrix, so that rows of absent clients move on; the clients' optimiser state lives on
   over rounds. The code also uses client momentum 0.9 and cohorts uniform in 0.6 M .. M: these are options of the run.
-  Our reading where the code's order matters: turns go by client number, and only the row of the client is clipped.
+  Our reading where the code's order matters: turns go by client number, the gradient is taken at the normalised row,
+  and only the row of the client is clipped.
 
 Ours, not the paper's: ``centring="row"`` subtracts the mean over j of a row's gradient (Theta^T Delta is dominated by
-a part that all j share); ``centring="cosine"`` uses cos(theta_j - theta_bar_i, Delta_i), free of the model's size.
+a part that all j share); ``centring="cosine"`` uses cos(theta_j - theta_bar_i, Delta_i), free of the model's size
+(it has no derivative in the bodies where they coincide, as they do before the first round).
 ``floor`` lets a weight that was clipped return. ``received`` is theta_bar_i with the client's head, the box's output;
 ``personal`` is the client's model after its last local training, which the published code measures.
 """

@@ -154,7 +154,7 @@ def run_client(
     order = sample_order(data, work, key) if order is None else order
     count, start = split.count[slot], split.start[slot]
     batches = -(-count // work.batch_size)
-    own = jax.random.fold_in(key, data.ids[slot])
+    own = jax.random.fold_in(random.stream(key, random.STEP), data.ids[slot])
     client = Client(slot, data.ids[slot], count.astype(jnp.result_type(float)), batches, own)
 
     def advance(t: jax.Array, carry: Tree) -> Tree:

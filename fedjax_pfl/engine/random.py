@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from fedjax_pfl.data.clients import Split
 
 # Purposes: one stream each, so that no draw of one kind shifts those of another.
-INITIAL_MODEL, COHORT, DROPOUT, ROUND, EVALUATION = range(5)
+INITIAL_MODEL, COHORT, DROPOUT, ROUND, EVALUATION, SHUFFLE, STEP = range(7)
 
 
-def stream(key: jax.Array, purpose: int, round_: jax.Array | int = 0) -> jax.Array:
-    """The key of one purpose in one round."""
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), round_)
+def stream(key: jax.Array, purpose: int, number: jax.Array | int = 0) -> jax.Array:
+    """The key of one purpose and a number in it, of the round or the epoch, say."""
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), number)
 
 
 def per_client(key: jax.Array, ids: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def shuffled_rows(split: Split, ids: jax.Array, key: jax.Array, epochs: int) -> 
     place = jnp.arange(owner.shape[0], dtype=jnp.int32) - split.start[slot]
 
     def one(epoch: jax.Array) -> jax.Array:
-        clients = per_client(jax.random.fold_in(key, epoch), ids)
+        clients = per_client(stream(key, SHUFFLE, epoch), ids)
         words = bits(jax.vmap(jax.random.fold_in)(clients[slot], place))
         return jax.lax.sort((owner, words, split.rows), num_keys=2)[2]
 

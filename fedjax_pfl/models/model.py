@@ -81,7 +81,8 @@ class Model:
 def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "head", name: str | None = None) -> Model:
     """A model from any Flax Linen module.
 
-    module: called as ``module(x)``; where its ``__call__`` has ``train`` or ``mask``, they are passed.
+    module: called as ``module(x)``; where its ``__call__`` has ``train`` or ``mask``, they are passed. A module with
+        batch statistics should take ``mask``: without it a last, smaller batch counts repeated samples.
     sample: a batch ``(B, ...)`` of model inputs, of which only shape and dtype matter.
     head: path of the head's module (``"head"``, ``"classifier/out"``) or a predicate on parameter paths. With a path,
         ``features`` is the head's input and ``classify`` runs what follows.
