@@ -179,4 +179,4 @@ class Federation:
 
 def default_chunk() -> int:
     """Clients trained at once: few on a CPU, where their models then stay in the cache, many on an accelerator."""
-    return 4 if jax.default_backend() == "cpu" else 256
+    return 2 if jax.default_backend() == "cpu" else 256

@@ -66,7 +66,7 @@ def _head(title: str) -> str:
 
 def resource(name: str) -> str:
     """A text file of this package."""
-    return (files("fedjax_pfl.experiment") / name).read_text(encoding="utf-8")
+    return (files("fedjax_pfl.experiment.report") / name).read_text(encoding="utf-8")
 
 
 def stylesheet() -> str:
