@@ -122,12 +122,7 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         delta = tree.subtract(rows.theta, theta_bar)  # Eq 6; zero for clients that do not report
         gradient = weight_gradient(env, options.centring, state.A, state.theta, delta, fed.mesh)
         reported &= jnp.isfinite(gradient).all(1)
-        A = state.A + sign * env.hyper["eta"] * gradient  # Eq 7
-        A = jnp.clip(A, env.hyper["floor"], 1.0)
-        A = jnp.where(env.data.real, A, 0)
-        A = jnp.where(jnp.eye(len(A), dtype=bool), env.hyper["self_weight"], A)
-        A = A / A.sum(1, keepdims=True)
-        A = jnp.where(reported[:, None], A, state.A)
+        A = jnp.where(reported[:, None], learned(env, state.A, sign * gradient), state.A)
         theta = jax.vmap(tree.where)(reported, rows.theta, state.theta)
         info = local.information(metrics, reported) | weight_diagnostics(env, A)
         return State(theta, rows.phi, A), info
@@ -177,6 +172,14 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         rows=State._fields, floats=(body, body), hyper=hyper, serve=serve,
         artifacts=lambda env, state: {"aggregation_weights": served_weights(state)},
     )  # fmt: skip
+
+
+def learned(env: Env, A: jax.Array, ascent: jax.Array) -> jax.Array:
+    """A step of eta along ``ascent`` (Eq 7), then clip, self weight and normalisation of all rows."""
+    A = jnp.clip(A + env.hyper["eta"] * ascent, env.hyper["floor"], 1.0)
+    A = jnp.where(env.data.real, A, 0)
+    A = jnp.where(jnp.eye(len(A), dtype=bool), env.hyper["self_weight"], A)
+    return normalised(A)
 
 
 def normalised(A: jax.Array) -> jax.Array:

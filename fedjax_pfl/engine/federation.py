@@ -13,6 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_pfl.data.clients import SPLITS, ClientData
+from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Work
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.models.model import Model, Variables, is_trainable
@@ -132,7 +133,7 @@ class Federation:
         """The local work of one round."""
         clients = self.data.num_clients
         work = Work(
-            self.batch_size, self.local_epochs, chunk=self.client_chunk or default_chunk(),
+            self.batch_size, self.local_epochs, chunk=self.client_chunk or default_chunk(tree.nbytes(self.model.shapes())),
             most=self.participation.most(clients), differentiable=self.differentiable, mesh=self.mesh,
         )  # fmt: skip
         return dataclasses.replace(work, **changes)
@@ -177,6 +178,6 @@ class Federation:
             raise ValueError(f"{method} needs validation data: set a validation fraction above 0")
 
 
-def default_chunk() -> int:
-    """Clients trained at once: few on a CPU, where their models then stay in the cache, many on an accelerator."""
-    return 2 if jax.default_backend() == "cpu" else 256
+def default_chunk(model_bytes: int) -> int:
+    """Clients trained at once: on a CPU as many as stay in the cache (measured: up to four), else many."""
+    return min(max(3 * 2**20 // model_bytes, 1), 4) if jax.default_backend() == "cpu" else 256
