@@ -1,6 +1,6 @@
 """FedAPA's server step beside the two matrix products that it needs, A Theta and Theta Delta^T, timed in turn.
 
-    python benchmarks/fedapa_server.py --clients 100 --model mlp
+python benchmarks/fedapa_server.py --clients 100 --model mlp
 """
 
 from __future__ import annotations

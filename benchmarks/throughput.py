@@ -62,6 +62,8 @@ class Options:
     """Clients trained at once."""
     sizes: float | None = None
     """Client sizes from Dirichlet(sizes), at least one sample each; None: equal sizes."""
+    rounds: int = 2
+    """Rounds of a timed turn: they are a loop inside one program."""
     repeats: int = 5
     """Timed turns of every contender."""
     torch: bool = False
@@ -81,6 +83,7 @@ class Contender:
     samples: int
     steps: int
     flops: float
+    rounds: int = 1
     compile_s: float = 0.0
     bytes: int = 0
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -116,23 +119,22 @@ def ours(options: Options, work: str, algorithm: str, chunk: int, implementation
     model = build_model(model_name, 10, x[:1])
     fed = fp.Federation(model, data, batch_size=options.batch, lr=0.01, scale=255.0, client_chunk=chunk)
     method = fp.build(algorithm, fed)
-    env = fed.env(method.hyper)
-    state, everyone, key = method.init(env, jax.random.key(0)), fp.everyone(data), jax.random.key(1)
-    began = time.perf_counter()
-    with use_conv_implementation(implementation):
-        round_ = jax.jit(method.round, donate_argnums=1).lower(env, state, everyone, key).compile()
-    compile_s = time.perf_counter() - began
-    holder = [state]
+    simulation = fp.Simulation(fed, method, rounds=options.rounds, eval_every=options.rounds)
+    holder = [simulation.init()]
 
     def run() -> None:
-        holder[0], _ = round_(env, holder[0], everyone, key)
-        jax.block_until_ready(holder[0])
+        holder[0], _ = simulation.advance(holder[0], 0, options.rounds)
 
-    memory = round_.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    began = simulation.compile_s
+    with use_conv_implementation(implementation):
+        run()
+    compile_s = simulation.compile_s - began
+    memory = simulation.memory()
+    total = memory["arguments"] + memory["temporaries"]
     name = f"{work} {algorithm} chunk {chunk}" + (" lax.conv" if implementation == "lax" else "")
     steps = int(sum(-(-len(r) // options.batch) for r in rows))
-    return Contender(name, run, len(x), steps, step_flops(work) * len(x), compile_s, int(total))
+    steps, samples = steps * options.rounds, len(x) * options.rounds
+    return Contender(name, run, samples, steps, step_flops(work) * samples, options.rounds, compile_s, total)
 
 
 def torch_loop(options: Options, work: str) -> Contender:
@@ -227,8 +229,9 @@ def show(everything: list[Contender], matmul: Contender) -> None:
         median = statistics.median(c.seconds)
         speed = c.flops / median
         table.add_row(
-            c.name, f"{median:.3f}", f"{min(c.seconds):.3f}", f"{c.samples / median:,.0f}", f"{c.steps / median:,.0f}",
-            f"{speed / 1e9:.1f}", f"{speed / rate:.0%}", f"{c.compile_s:.1f}", f"{c.bytes / 1e6:.0f}",
+            c.name, f"{median / c.rounds:.3f}", f"{min(c.seconds) / c.rounds:.3f}", f"{c.samples / median:,.0f}",
+            f"{c.steps / median:,.0f}", f"{speed / 1e9:.1f}", f"{speed / rate:.0%}", f"{c.compile_s:.1f}",
+            f"{c.bytes / 1e6:.0f}",
         )  # fmt: skip
     Console(width=130).print(table)
 

@@ -18,10 +18,15 @@ Tree = Any
 
 
 class Row(NamedTuple):
-    """A client's part in local training: body and head, and the optimiser's state where it lives on, else None."""
+    """A client's part in local training: body and head, and the optimiser's state where it lives on, else None.
+
+    change: before, the body that the client receives; after, what training changed of it (for those who report). It is
+    taken client by client, while the models are at hand: a pass over all of them less.
+    """
 
     theta: Variables
     phi: Variables
+    change: Variables
     optimizer: Tree = None
 
 
@@ -31,23 +36,26 @@ def split(fed: Federation, variables: Variables) -> tuple[Variables, Variables]:
     return theta, phi
 
 
-def initial_rows(fed: Federation, env: Env, key: jax.Array, keep_optimizer: bool = False) -> Row:
-    """All clients start from one initial model: leaves ``(slots, ...)``."""
+def initial_rows(
+    fed: Federation, env: Env, key: jax.Array, keep_optimizer: bool = False
+) -> tuple[Variables, Variables, Tree]:
+    """All clients start from one initial model: bodies, heads, optimiser states or None, leaves ``(slots, ...)``."""
     variables = fed.model.init(key)
     optimizer = fed.optimizer(env.hyper["lr"]).init(partition(variables, is_trainable)[0]) if keep_optimizer else None
-    return tree.broadcast(Row(*split(fed, variables), optimizer), env.data.slots)
+    return tree.broadcast((*split(fed, variables), optimizer), env.data.slots)
 
 
 def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:
     def begin(client: Client, row: Row, lr: jax.Array) -> local.Training:
-        return local.begin(fed, lr, row.theta | row.phi, optimizer=row.optimizer)
+        return local.begin(fed, lr, row.change | row.phi, optimizer=row.optimizer)
 
     def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
         return local.step(fed, carry, batch, key)
 
     def end(client: Client, carry: local.Training, row: Row) -> tuple[Row, local.Metrics]:
         optimizer = None if row.optimizer is None else carry.optimizer
-        return Row(*split(fed, carry.variables), optimizer), local.metrics(client, carry)
+        theta, phi = split(fed, carry.variables)
+        return Row(theta, phi, tree.subtract(theta, row.change), optimizer), local.metrics(client, carry)
 
     return begin, step, end
 
@@ -55,7 +63,7 @@ def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:
 def train_all(
     fed: Federation, env: Env, cohort: Cohort, key: jax.Array, rows: Row
 ) -> tuple[Row, local.Metrics, jax.Array]:
-    """The cohort trains at once from ``rows.theta``: ``(rows, metrics, reported)``; others keep their row."""
+    """The cohort trains at once from ``rows.change``: ``(rows, metrics, reported)``; others keep their row."""
     lr = fed.learning_rate(env, cohort.round)
     return run_clients(
         *_stages(fed), rows=rows, common=lr, data=env.data, work=fed.work(), key=key,

@@ -112,20 +112,19 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
     sign = -1.0 if options.variant == "printed" else 1.0
 
     def init(env: Env, key: jax.Array) -> State:
-        rows, slots = initial_rows(fed, env, key, keep_optimizer=released), env.data.slots
-        A = jnp.eye(slots, dtype=jnp.result_type(float))
-        return State(rows.theta, rows.phi, A, None, jnp.zeros_like(A) if released else None, rows.optimizer)
+        theta, phi, optimizer = initial_rows(fed, env, key, keep_optimizer=released)
+        A = jnp.eye(env.data.slots, dtype=jnp.result_type(float))
+        return State(theta, phi, A, None, jnp.zeros_like(A) if released else None, optimizer)
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, Info]:
         theta_bar = mix(state.A, state.theta, fed.mesh)  # Eq 5
-        rows, metrics, reported = train_all(fed, env, cohort, key, Row(theta_bar, state.phi))  # Eq 4
-        delta = tree.subtract(rows.theta, theta_bar)  # Eq 6; zero for clients that do not report
+        rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))  # Eq 4
+        delta = rows.change  # Eq 6
         gradient = weight_gradient(env, options.centring, state.A, state.theta, delta, fed.mesh)
         reported &= jnp.isfinite(gradient).all(1)
         A = jnp.where(reported[:, None], learned(env, state.A, sign * gradient), state.A)
-        theta = jax.vmap(tree.where)(reported, rows.theta, state.theta)
         info = local.information(metrics, reported) | weight_diagnostics(env, A)
-        return State(theta, rows.phi, A), info
+        return State(rows.theta, rows.phi, A), info
 
     def round_released(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, Info]:
         train = train_one(fed, env, cohort, key)
@@ -134,16 +133,16 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         def turn(state: State, i: jax.Array) -> tuple[State, tuple[local.Metrics, jax.Array]]:
             A_i = normalised(state.A[i])
             theta_bar, pull = jax.vjp(lambda a: tree.take(mix(a[None], state.theta), 0), A_i)  # Eq 5
-            before = Row(theta_bar, *tree.take((state.phi, state.optimizer), i))
-            row, metrics = train(i, before, who[i])  # Eq 4
-            sent_minus_returned = tree.subtract(theta_bar, row.theta)  # minus Eq 6: the step below is a descent
+            theta, phi, optimizer = tree.take((state.theta, state.phi, state.optimizer), i)
+            row, metrics = train(i, Row(theta, phi, theta_bar, optimizer), who[i])  # Eq 4
+            sent_minus_returned = tree.scale(-1.0, row.change)  # minus Eq 6: the step below is a descent
             (g,) = pull(_parameters(sent_minus_returned))
             velocity = tree.scale(MOMENTUM, state.velocity).at[i].add(g)
             A = state.A.at[i].set(A_i) - env.hyper["eta"] * velocity  # Eq 7, with momentum over all rows
             A = A.at[i].set(jnp.clip(A[i], 0.0, 1.0).at[i].set(1.0))
             good = who[i] & tree.all_finite((row, velocity))
-            old = (state.theta, state.phi, state.optimizer)
-            rows = jax.tree.map(lambda all_, new: all_.at[i].set(new), old, tuple(row))
+            old, mine = (state.theta, state.phi, state.optimizer), (row.theta, row.phi, row.optimizer)
+            rows = jax.tree.map(lambda all_, new: all_.at[i].set(new), old, mine)
             new = State(rows[0], rows[1], A, None, velocity, rows[2])
             metrics = tree.where(good, metrics, tree.zeros_like(metrics))
             return tree.where(good, new, state), (metrics, good)

@@ -60,14 +60,13 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
         return jax.tree.map(lambda own, m: (1 - b) * own + b * m, theta, mean)
 
     def init(env: Env, key: jax.Array) -> State:
-        rows = initial_rows(fed, env, key)
-        return State(rows.theta, rows.phi)
+        theta, phi, _ = initial_rows(fed, env, key)
+        return State(theta, phi)
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         theta_bar = mixed(env, state.theta, mean(env, state.theta))
-        rows, metrics, reported = train_all(fed, env, cohort, key, Row(theta_bar, state.phi))
-        theta = jax.vmap(tree.where)(reported, rows.theta, state.theta)
-        return State(theta, rows.phi), local.information(metrics, reported)
+        rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))
+        return State(rows.theta, rows.phi), local.information(metrics, reported)
 
     def serve(env: Env, state: State) -> State:
         return state._replace(mean=mean(env, state.theta))

@@ -129,11 +129,16 @@ class Federation:
         """The client learning rate of a round: the same for clients that were absent."""
         return env.hyper["lr"] * (1.0 if self.lr_schedule is None else self.lr_schedule(round_))
 
+    @property
+    def chunk(self) -> int:
+        """Clients trained at once."""
+        return self.client_chunk or default_chunk(tree.nbytes(self.model.shapes()))
+
     def work(self, **changes: Any) -> Work:
         """The local work of one round."""
         clients = self.data.num_clients
         work = Work(
-            self.batch_size, self.local_epochs, chunk=self.client_chunk or default_chunk(tree.nbytes(self.model.shapes())),
+            self.batch_size, self.local_epochs, chunk=self.chunk,
             most=self.participation.most(clients), differentiable=self.differentiable, mesh=self.mesh,
         )  # fmt: skip
         return dataclasses.replace(work, **changes)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from fedjax_pfl.engine import local, tree
-from fedjax_pfl.engine.federation import Federation, default_chunk
+from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.simulation import Simulation
 
 
@@ -37,7 +37,7 @@ def predicted_bytes(simulation: Simulation) -> Predicted:
     """
     fed, seeds = simulation.fed, simulation.seeds
     state = jax.eval_shape(simulation.algorithm.init, simulation.env, jax.random.key(0))
-    chunk = min(fed.client_chunk or default_chunk(), fed.data.slots)
+    chunk = min(fed.chunk, fed.data.slots)
     work = max(_step_bytes(fed), _evaluation_bytes(fed)) * chunk * seeds
     return Predicted(tree.nbytes(fed.data), tree.nbytes(state) * seeds, work)
 

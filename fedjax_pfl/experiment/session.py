@@ -151,9 +151,7 @@ class Session:
         return UserError(f"the disk of {self.path} is full; {kept}: {advice}", 1)
 
     def _out_of_memory(self) -> UserError:
-        from fedjax_pfl.engine.federation import default_chunk
-
-        chunk = min(self.config.machine.client_chunk or default_chunk(), len(self.extras.partition))
+        chunk = min(self.simulation.fed.chunk, len(self.extras.partition))
         advice = f"set --client-chunk below {chunk}" if chunk > 1 else "take a smaller --batch-size or --model"
         more = ", or fewer --seeds" if self.config.rounds.seeds > 1 else ""
         return UserError(f"out of memory: {advice}{more} (predicted: {self.predicted.total:,} bytes)", 1)
