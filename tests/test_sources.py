@@ -31,7 +31,7 @@ def write_pair(folder: Path, stem: str, x: np.ndarray, y: np.ndarray, packed: bo
     folder.mkdir(exist_ok=True)
     for name, array in ((f"{stem}-images-idx3-ubyte", x), (f"{stem}-labels-idx1-ubyte", y)):
         data = idx(array)
-        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(data) if packed else data)
+        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(data, mtime=0) if packed else data)
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_broken_idx_files(folder: Path, name: str, content: bytes | None, messag
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(idx(IMAGES))[:-20], "truncated"),
-        (gzip.compress(idx(IMAGES)[:-5]), "ends after"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:-20], "truncated"),
+        (gzip.compress(idx(IMAGES)[:-5], mtime=0), "ends after"),
         (idx(IMAGES), "no gzip file"),
-        (gzip.compress(idx(IMAGES))[:40] + b"\x00" * 200, "cannot be read"),
-        (gzip.compress(bytes((0, 0, 8, 3)) + b"\xff" * 12), "cannot hold them"),
-        (gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", 4_000_000_000, 1, 1)), "cannot hold them"),
+        (gzip.compress(idx(IMAGES), mtime=0)[:40] + b"\x00" * 200, "cannot be read"),
+        (gzip.compress(bytes((0, 0, 8, 3)) + b"\xff" * 12, mtime=0), "cannot hold them"),
+        (gzip.compress(bytes((0, 0, 8, 3)) + struct.pack(">3I", 4_000_000_000, 1, 1), mtime=0), "cannot hold them"),
     ],
 )
 def test_broken_gzip_files(folder: Path, content: bytes, message: str) -> None:
