@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from fedjax_pfl.engine.sharding import AXIS, ROWS, constrain
 
 Tree = Any
+EXACT = jax.lax.Precision.HIGHEST  # accelerators round the factors of a float32 product to 8 or 11 bits by default
 
 
 def safe_divide(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
@@ -37,22 +38,24 @@ def weighted_mean(stack: Tree, weights: jax.Array) -> Tree:
 
     stack: leaves ``(M, ...)``; weights: ``(M,)``, not negative.
     """
-    return jax.tree.map(lambda leaf: safe_divide(jnp.tensordot(weights, leaf, 1), weights.sum()), stack)
+    sums = jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1, precision=EXACT), stack)
+    return jax.tree.map(lambda leaf: safe_divide(leaf, weights.sum()), sums)
 
 
 def mix(weights: jax.Array, stack: Tree, mesh: Mesh | None = None) -> Tree:
     """``out_i = sum_j weights[i, j] * stack_j`` for every leaf.
 
-    weights: ``(K, M)``; stack: leaves ``(M, ...)``; returns leaves ``(K, ...)``. Over several devices every device
+    weights: ``(K, M)``; stack: leaves ``(M, ...)``; returns leaves ``(K, ...)``. In full precision on every backend: a
+    client that takes only its own model gets that model. Over several devices every device
     mixes its share of the parameters of all clients, so that none holds the whole stack.
     """
 
     def leaf(x: jax.Array) -> jax.Array:
         flat = x.reshape(x.shape[0], -1)
         if mesh is None:
-            return (weights @ flat).reshape(weights.shape[0], *x.shape[1:])
+            return jnp.matmul(weights, flat, precision=EXACT).reshape(weights.shape[0], *x.shape[1:])
         flat = constrain(jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % mesh.size))), mesh, P(None, AXIS))
-        out = constrain(weights @ flat, mesh, P(None, AXIS))
+        out = constrain(jnp.matmul(weights, flat, precision=EXACT), mesh, P(None, AXIS))
         out = constrain(out, mesh, ROWS)[:, : x[0].size]
         return constrain(out.reshape(weights.shape[0], *x.shape[1:]), mesh, ROWS)
 
@@ -62,7 +65,7 @@ def mix(weights: jax.Array, stack: Tree, mesh: Mesh | None = None) -> Tree:
 def cosine_matrix(rows: jax.Array) -> jax.Array:
     """Cosine between all pairs of rows: ``(M, d) -> (M, M)``; 0 with a zero row, gradients finite."""
     unit = rows / safe_norm(rows, axis=-1)[:, None]
-    return unit @ unit.T
+    return jnp.matmul(unit, unit.T, precision=EXACT)
 
 
 def gram(a: Tree, b: Tree, mesh: Mesh | None = None) -> jax.Array:
@@ -72,5 +75,5 @@ def gram(a: Tree, b: Tree, mesh: Mesh | None = None) -> jax.Array:
         x = x.reshape(x.shape[0], -1)
         return x if mesh is None else constrain(jnp.pad(x, ((0, 0), (0, -x.shape[1] % mesh.size))), mesh, P(None, AXIS))
 
-    products = jax.tree.map(lambda x, y: flat(x) @ flat(y).T, a, b)
+    products = jax.tree.map(lambda x, y: jnp.matmul(flat(x), flat(y).T, precision=EXACT), a, b)
     return sum(jax.tree.leaves(products), start=jnp.zeros((), jnp.result_type(float)))

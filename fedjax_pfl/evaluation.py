@@ -37,7 +37,7 @@ def scores_of(
 
     def stat(delivered: tuple[Env, Variables], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         scores = algorithm.predict(delivered[0], delivered[1], batch)
-        right = batch["mask"] & (scores.argmax(-1) == batch["y"])
+        right = batch["mask"] & (scores.argmax(-1) == batch["y"]) & ~jnp.isnan(scores).any(-1)
         loss = jnp.where(batch["mask"], fed.loss(scores, batch["y"]), 0)
         return {"right": right.sum().astype(loss.dtype), "loss": loss.sum()}
 

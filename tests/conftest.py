@@ -17,7 +17,9 @@ import pytest
 
 # Programs that several tests (or an earlier run) compile alike are compiled once.
 if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-    jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "xla"))
+    jax.config.update(
+        "jax_compilation_cache_dir", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "xla")
+    )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 

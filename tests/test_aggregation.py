@@ -109,3 +109,17 @@ def test_safe_norm_equals_numpy_and_has_a_gradient_at_zero() -> None:
     np.testing.assert_allclose(jax.grad(safe_norm)(jnp.asarray(x[0])), x[0] / np.linalg.norm(x[0]), 1e-12)
     assert safe_norm(jnp.zeros(3)) <= 1e-12
     np.testing.assert_array_equal(jax.grad(safe_norm)(jnp.zeros(3)), 0)
+
+
+def test_models_are_mixed_in_full_precision_on_every_backend() -> None:
+    """Accelerators round the factors of a product by default: a client that takes only its own model would change."""
+    weights, stack = jnp.eye(3), {"w": jnp.ones((3, 4))}
+    for mixed in (
+        jax.make_jaxpr(mix)(weights, stack),
+        jax.make_jaxpr(lambda w, s: jax.vjp(lambda w: mix(w, s), w)[1](s))(weights, stack),
+        jax.make_jaxpr(weighted_mean)(stack, jnp.ones(3)),
+        jax.make_jaxpr(gram)(stack, stack),
+    ):
+        products = str(mixed).count("dot_general")
+        assert products
+        assert str(mixed).count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == products

@@ -190,3 +190,11 @@ def test_a_round_is_pure_under_jit(float64: None) -> None:
     state = algorithm.init(env, key)
     eager = one_round(fed, algorithm, env, state, key, 0, 3)[0]
     assert_close(eager, jax.jit(lambda s: one_round(fed, algorithm, env, s, key, 0, 3)[0])(state))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("fedapa", {"eta": np.nan}), ("fedapa", {"eta": -1.0}), ("fedprox", {"mu": np.nan})]
+)
+def test_a_numeric_option_out_of_range_is_refused(name: str, option: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{min(option)}"):
+        fp.build(name, federation(), **option)

@@ -13,14 +13,15 @@ import numpy as np
 import optax
 import pytest
 import reference
-from common import CLASSES, FEATURES, SIZES, Case, assert_close, build, federation, tiny_data
+from common import CLASSES, FEATURES, SIZES, Case, Net, assert_close, build, federation, tiny_data
 
 import fedjax_pfl as fp
-from fedjax_pfl.data.clients import ClientData, client_data, shard
+from fedjax_pfl.data.clients import ClientData, Split, client_data, shard
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.clients import Work, measure, run_clients, sample_order
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.rounds import one_round, rollout
+from fedjax_pfl.engine.sharding import client_mesh
 from fedjax_pfl.engine.simulate import run
 from fedjax_pfl.engine.simulation import Simulation
 
@@ -85,7 +86,8 @@ def by_loop(data: ClientData, rows: Any, common: Any, who: np.ndarray, order: np
                 seen = 2 * seen + len(batch)
                 t += 1
         new.append(None if row is None else {"w": value + i, "n": row["n"] + 1})
-        sums += value, seen * float(jax.random.uniform(own))
+        mine = jax.random.fold_in(random.stream(KEY, random.CLIENT), i)
+        sums += value, seen * float(jax.random.uniform(mine))
     return new, sums
 
 
@@ -467,3 +469,43 @@ def test_the_state_is_given_up_and_memory_does_not_grow_with_rounds() -> None:
     longer = Simulation(fed, fp.build("fedper", fed), rounds=1200, eval_every=2)
     longer.advance(longer.init(), 0, 2)
     assert longer.memory() == simulation.memory()
+
+
+def test_ranges_in_any_order_and_with_gaps_are_shuffled_in_place() -> None:
+    start, count = np.array([9, 2, 0], np.int32), np.array([3, 5, 0], np.int32)
+    split = Split(np.arange(13, dtype=np.int32), start, count)
+    order = np.asarray(random.shuffled_rows(split, np.arange(3, dtype=np.int32), KEY, EPOCHS))
+    for s, c in zip(start, count, strict=True):
+        np.testing.assert_array_equal(np.sort(order[:, s : s + c]), np.tile(np.arange(s, s + c), (EPOCHS, 1)))
+    assert len({tuple(one) for one in order}) == EPOCHS
+
+
+def test_data_that_is_not_dealt_to_the_devices_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dealt to 2 device\(s\) and the mesh has 1"):
+        federation(shard(tiny_data(), 2))
+    with pytest.raises(ValueError, match=r"dealt to 1 device\(s\) and the mesh has 8"):
+        federation(tiny_data(), mesh=client_mesh(8))
+    with pytest.raises(ValueError, match="scale must not be 0"):
+        federation(scale=np.array([1.0, 0.0]))
+
+
+def test_a_hyper_parameter_has_one_value_or_one_a_seed() -> None:
+    fed = federation()
+    algorithm = build(Case("fedavg"), fed)
+    with pytest.raises(ValueError, match=r"lr needs one value or 1 .* found shape \(4,\)"):
+        Simulation(fed, algorithm, rounds=1, hyper={"lr": np.full(4, 0.1)})
+    with pytest.raises(ValueError, match=r"lr needs one value or 2 .* found shape \(3,\)"):
+        Simulation(fed, algorithm, rounds=1, seeds=2, hyper={"lr": np.full(3, 0.1)})
+    assert Simulation(fed, algorithm, rounds=1, hyper={"lr": [0.1]}).env.hyper["lr"].shape == ()
+
+
+def test_a_model_of_other_classes_is_refused() -> None:
+    wrong = fp.flax_model(Net(classes=CLASSES + 1), np.zeros((1, FEATURES)))
+    with pytest.raises(ValueError, match=rf"scores of shape \(1, {CLASSES + 1}\).*{CLASSES} classes"):
+        federation().replace(model=wrong)
+
+
+def test_going_on_needs_the_state() -> None:
+    fed = federation()
+    with pytest.raises(ValueError, match="cannot go on from round 2 of 4"):
+        fp.simulate(fed, fp.build("fedavg", fed), rounds=4, first=2)

@@ -207,3 +207,15 @@ def test_partition_and_merge() -> None:
     assert no == {"batch_stats/a/mean": 3}
     assert yes | no == variables
     assert partition(variables, lambda name: False) == ({}, variables)
+
+
+def test_a_module_whose_options_have_no_defaults() -> None:
+    class Strict(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
+            return nn.Dense(CLASSES, name="head")(nn.Dense(4)(x) * (2.0 if train else 1.0))
+
+    model = fp.flax_model(Strict(), np.zeros((1, FEATURES)))
+    variables, x = model.init(jax.random.key(0)), jnp.ones((2, FEATURES))
+    z = model.features(variables, x)[0]
+    assert_close(model.classify(variables, z), model.apply(variables, x)[0], 1e-6)

@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import gram, mix, safe_norm
+from fedjax_pfl.aggregation import EXACT, gram, mix, safe_norm
 from fedjax_pfl.algorithms._mixing import Row, initial_rows, train_all, train_one, weight_diagnostics
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.cohort import Cohort
@@ -91,6 +91,8 @@ class Options:
             allowed = get_args(get_type_hints(Options)[name])
             if getattr(self, name) not in allowed:
                 raise ValueError(f"fedapa: {name} must be one of {', '.join(allowed)}; found {getattr(self, name)!r}")
+        if not 0 <= self.eta < float("inf"):
+            raise ValueError(f"fedapa: eta must be finite and not negative, found {self.eta}")
         if not 0 < self.self_weight <= 1 or not 0 <= self.floor < 1:
             raise ValueError("fedapa: self_weight must be in (0, 1] and floor in [0, 1)")
         for field in ("centring", "self_weight", "floor"):
@@ -121,8 +123,8 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))  # Eq 4
         delta = rows.change  # Eq 6
         gradient = weight_gradient(env, options.centring, state.A, state.theta, delta, fed.mesh)
-        reported &= jnp.isfinite(gradient).all(1)
-        A = jnp.where(reported[:, None], learned(env, state.A, sign * gradient), state.A)
+        learns = reported & jnp.isfinite(gradient).all(1)  # a row whose gradient overflows stays
+        A = jnp.where(learns[:, None], learned(env, state.A, sign * gradient), state.A)
         info = local.information(metrics, reported) | weight_diagnostics(env, A)
         return State(rows.theta, rows.phi, A), info
 
@@ -141,11 +143,12 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
             A = state.A.at[i].set(A_i) - env.hyper["eta"] * velocity  # Eq 7, with momentum over all rows
             A = A.at[i].set(jnp.clip(A[i], 0.0, 1.0).at[i].set(1.0))
             good = who[i] & tree.all_finite((row, velocity))
-            old, mine = (state.theta, state.phi, state.optimizer), (row.theta, row.phi, row.optimizer)
-            rows = jax.tree.map(lambda all_, new: all_.at[i].set(new), old, mine)
-            new = State(rows[0], rows[1], A, None, velocity, rows[2])
+            mine = tree.where(good, (row.theta, row.phi, row.optimizer), (theta, phi, optimizer))
+            old = (state.theta, state.phi, state.optimizer)
+            rows = jax.tree.map(lambda all_, new: all_.at[i].set(new), old, mine)  # one row, not a pass over all
+            A, velocity = tree.where(good, (A, velocity), (state.A, state.velocity))
             metrics = tree.where(good, metrics, tree.zeros_like(metrics))
-            return tree.where(good, new, state), (metrics, good)
+            return State(rows[0], rows[1], A, None, velocity, rows[2]), (metrics, good)
 
         state, (metrics, reported) = jax.lax.scan(turn, state, jnp.arange(env.data.slots))
         info = local.information(jax.tree.map(lambda a: a.sum(0), metrics), reported)
@@ -203,13 +206,15 @@ def weight_gradient(
     theta, delta = partition(theta, is_trainable)[0], partition(delta, is_trainable)[0]
     if centring != "none":
         real = env.data.real / env.data.num_clients
-        theta = jax.tree.map(lambda leaf: leaf - jnp.tensordot(real.astype(leaf.dtype), leaf, 1), theta)
+        mean = jax.tree.map(lambda leaf: jnp.tensordot(real.astype(leaf.dtype), leaf, 1, precision=EXACT), theta)
+        theta = tree.subtract(theta, mean)
     gradient = jax.vjp(lambda A: mix(A, theta, mesh), A)[1](delta)[0]
     if centring != "cosine":
         return gradient
     G = gram(theta, theta, mesh)
-    AG = A @ G
+    AG = jnp.matmul(A, G, precision=EXACT)
     squared = jnp.diagonal(G)[None, :] - 2 * AG + (AG * A).sum(1)[:, None]  # ||theta_j - theta_bar_i||^2
     distance = jnp.sqrt(jnp.maximum(squared, 0) + 1e-24)
-    norm = sum(safe_norm(leaf.reshape(len(leaf), -1), axis=1) ** 2 for leaf in delta.values()) ** 0.5
-    return (gradient - (A * gradient).sum(1, keepdims=True)) / distance / jnp.asarray(norm)[:, None]
+    norm = safe_norm(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in delta.values()], axis=1), axis=1)
+    cosine = (gradient - (A * gradient).sum(1, keepdims=True)) / distance / norm[:, None]
+    return jnp.clip(cosine, -1, 1)

@@ -33,9 +33,9 @@ def fedprox(fed: Federation, options: Options = Options()) -> Algorithm:
     """FedProx in a federation.
 
     Raises:
-        ValueError: mu is negative.
+        ValueError: mu is negative or NaN.
     """
-    if options.mu < 0:
+    if not options.mu >= 0:
         raise ValueError(f"fedprox needs mu >= 0, found {options.mu}")
 
     def proximal(variables: Variables, anchor: Any) -> jax.Array:

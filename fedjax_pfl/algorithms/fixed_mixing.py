@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.aggregation import EXACT
 from fedjax_pfl.algorithms._mixing import Row, initial_rows, train_all
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.cohort import Cohort
@@ -51,12 +52,12 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
 
     def mean(env: Env, theta: Variables) -> Variables:
         real = env.data.real / env.data.num_clients
-        return jax.tree.map(lambda leaf: jnp.tensordot(real.astype(leaf.dtype), leaf, 1), theta)
+        return jax.tree.map(lambda leaf: jnp.tensordot(real.astype(leaf.dtype), leaf, 1, precision=EXACT), theta)
 
     def mixed(env: Env, theta: Variables, mean: Variables) -> Variables:
         """theta_bar_i = a theta_i + b mean, of one client or, by broadcasting, of all."""
         clients, s = env.data.num_clients, env.hyper["self_weight"]
-        b = (1 - s) * clients / max(clients - 1, 1) if clients > 1 else 0.0
+        b = (1 - s) * clients / (clients - 1) if clients > 1 else 0.0
         return jax.tree.map(lambda own, m: (1 - b) * own + b * m, theta, mean)
 
     def init(env: Env, key: jax.Array) -> State:

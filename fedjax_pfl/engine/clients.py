@@ -79,6 +79,7 @@ def run_clients(
     end: ``(client, carry, row) -> (row, contribution)``.
     rows: pytree with leading axis ``slots``, or None; common: what every client sees.
     who: ``(slots,)`` bool, default every client. Clients outside it keep their row and contribute nothing.
+    common_spec: how ``common`` is split over devices (default: not at all).
 
     Returns:
         ``(rows, sums, reported)``: the new rows, the contributions summed over clients, and who ended with a finite
@@ -154,15 +155,17 @@ def run_client(
     order = sample_order(data, work, key) if order is None else order
     count, start = split.count[slot], split.start[slot]
     batches = -(-count // work.batch_size)
-    own = jax.random.fold_in(random.stream(key, random.STEP), data.ids[slot])
-    client = Client(slot, data.ids[slot], count.astype(jnp.result_type(float)), batches, own)
+    steps_key, client_key = (
+        jax.random.fold_in(random.stream(key, purpose), data.ids[slot]) for purpose in (random.STEP, random.CLIENT)
+    )
+    client = Client(slot, data.ids[slot], count.astype(jnp.result_type(float)), batches, client_key)
 
     def advance(t: jax.Array, carry: Tree) -> Tree:
         epoch, number = t // jnp.maximum(batches, 1), t % jnp.maximum(batches, 1)
         place = number * work.batch_size + jnp.arange(work.batch_size, dtype=jnp.int32)
         rows = order[jnp.minimum(epoch, order.shape[0] - 1), start + jnp.clip(place, 0, jnp.maximum(count - 1, 0))]
         batch = data.gather(rows) | {"mask": place < count}
-        return step(carry, batch, t, jax.random.fold_in(own, t))
+        return step(carry, batch, t, jax.random.fold_in(steps_key, t))
 
     steps = jnp.where(active, batches * work.epochs, 0)
     carry = begin(client, row, common)

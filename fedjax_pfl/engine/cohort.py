@@ -80,5 +80,8 @@ def _share(ratio: float, clients: int) -> int:
 
 
 def everyone(data: ClientData, round_: int = 0, rounds: int = 1) -> Cohort:
-    """The cohort in which every client trains and reports."""
+    """The cohort in which every client trains and reports, for a federation with ``join_ratio`` 1.
+
+    With a smaller ratio the compiled work has room for ``Participation.most`` clients: the smallest would not report.
+    """
     return Participation().draw(data, jax.random.key(0), jnp.int32(round_), rounds)

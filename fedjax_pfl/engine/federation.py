@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -73,16 +74,18 @@ class Federation:
     model: see ``Model``; data: ``ClientData`` on the devices.
     loss: ``(scores (B, C), labels (B,)) -> (B,)``.
     batch_size, local_epochs: local work of a round. lr: client learning rate, traced; lr_schedule: factor on it as a
-        function of the round. optimizer: ``lr -> optax.GradientTransformation``; its state is reset every round.
+        function of the round. optimizer: ``lr -> optax.GradientTransformation``; its state is reset every round,
+        except where a method says otherwise.
     shift, scale: the model sees ``(x - shift) / scale``.
     statistics: what happens to running statistics: ``average`` with the parameters, ``local`` to each client,
         ``reset`` at the start of every round.
-    client_chunk: clients trained at once (None: chosen by the backend).
+    client_chunk: clients trained at once (None: chosen by the backend). evaluation_batch: samples of one client that
+        are evaluated at once, at most.
     participation: how cohorts are drawn. differentiable: rounds can be differentiated in reverse mode.
-    mesh: devices over which clients are spread.
+    mesh: devices over which clients are spread; ``data`` is then dealt to as many blocks (``data.clients.shard``).
 
     Raises:
-        ValueError: an option out of range.
+        ValueError: an option out of range, data that is not dealt to the devices of the mesh.
     """
 
     model: Model
@@ -112,6 +115,27 @@ class Federation:
             raise ValueError(f"lr must not be negative, found {self.lr}")
         if self.statistics not in STATISTICS:
             raise ValueError(f"statistics must be one of {', '.join(STATISTICS)}, found {self.statistics!r}")
+        if not np.all(np.asarray(self.scale)):
+            raise ValueError("scale must not be 0 anywhere: features are divided by it")
+        devices = 1 if self.mesh is None else self.mesh.size
+        if self.data.shards != devices:  # rows count within a block: clients would read each other's samples
+            raise ValueError(
+                f"the data is dealt to {self.data.shards} device(s) and the mesh has {devices}: deal it with "
+                "fedjax_pfl.data.clients.shard(data, mesh.size)"
+            )
+
+        scores = jax.eval_shape(self._one_sample)
+        if scores.shape != (1, self.data.num_classes):
+            raise ValueError(
+                f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample, the data has "
+                f"{self.data.num_classes} classes: (1, {self.data.num_classes}) is needed"
+            )
+
+    def _one_sample(self) -> jax.Array:
+        variables = self.model.init(jax.random.key(0))
+        x = self.data.examples["x"]
+        batch = {"x": jnp.zeros((1, *x.shape[1:]), x.dtype), "mask": jnp.ones(1, bool)}
+        return self.scores(Env(self.data, {}), variables, batch)
 
     def env(self, hyper: Mapping[str, Any]) -> Env:
         """The traced surroundings, from the algorithm's (or changed) numeric hyper-parameters."""
@@ -185,4 +209,4 @@ class Federation:
 
 def default_chunk(model_bytes: int) -> int:
     """Clients trained at once: on a CPU as many as stay in the cache (measured: up to four), else many."""
-    return min(max(3 * 2**20 // model_bytes, 1), 4) if jax.default_backend() == "cpu" else 256
+    return min(max(3 * 2**20 // max(model_bytes, 1), 1), 4) if jax.default_backend() == "cpu" else 256

@@ -33,6 +33,7 @@ def rollout(
 ) -> tuple[State, Info]:
     """``rounds`` rounds as a static scan: with ``fed.differentiable`` a gradient flows through all of them.
 
+    Rounds count from ``first``, and ``first + rounds`` is the length of the whole run (see ``Cohort.progress``).
     Returns the state and the Info stacked over rounds.
     """
     numbers = jnp.arange(first, first + rounds, dtype=jnp.int32)

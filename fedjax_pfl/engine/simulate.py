@@ -30,7 +30,8 @@ class NonFiniteError(ArithmeticError):
 
 class Progress(NamedTuple):
     """What a callback sees between chunks of rounds: the newest record, Info of the chunk's rounds (leaves
-    ``(seeds, rounds, ...)``), the state on the devices, and wall seconds so far."""
+    ``(seeds, rounds, ...)``), the state on the devices (the next rounds reuse its memory: copy what is to be kept), and
+    wall seconds so far."""
 
     round: int
     rounds: int
@@ -82,7 +83,8 @@ def simulate(
 ) -> Result:
     """Run an experiment: rounds in compiled chunks of ``eval_every``, an evaluation and the callbacks after each.
 
-    state, first: resume from the state after ``first`` rounds. on_nonfinite: ``stop`` raises at the end of the chunk
+    seed, seeds, hyper: see ``Simulation``. state, first: resume from the state after ``first`` rounds, whose arrays are
+    given up. on_nonfinite: ``stop`` raises at the end of the chunk
     in which a client's update was not finite, after the callbacks; ``continue`` counts such updates.
 
     Raises:
@@ -99,6 +101,8 @@ def run(
     first: int = 0,
 ) -> Result:  # fmt: skip
     """The host loop of ``simulate`` on programs that may be compiled already."""
+    if first > simulation.rounds or (first > 0 and state is None):
+        raise ValueError(f"cannot go on from round {first} of {simulation.rounds} without the state after it")
     state = simulation.init() if state is None else state
     began = time.perf_counter()
     compiled = simulation.compile_s

@@ -34,7 +34,7 @@ class Simulation:
     hyper-parameters by name; a value of shape ``(seeds,)`` gives each run its own.
 
     Raises:
-        ValueError: rounds, eval_every or seeds below 1; an unknown hyper-parameter.
+        ValueError: rounds, eval_every or seeds below 1; a hyper-parameter that is unknown or of another shape.
     """
 
     def __init__(
@@ -47,6 +47,11 @@ class Simulation:
         unknown = set(hyper or {}) - set(algorithm.hyper)
         if unknown:
             raise ValueError(f"{algorithm.name} has no hyper-parameter {min(unknown)!r}: {sorted(algorithm.hyper)}")
+        for name, value in (hyper or {}).items():
+            if np.shape(value) not in ((), (seeds,)):
+                raise ValueError(f"{name} needs one value or {seeds} (one a seed), found shape {np.shape(value)}")
+        if seeds == 1:
+            hyper = {name: np.reshape(value, ()) for name, value in (hyper or {}).items()}
         self.fed, self.algorithm, self.rounds, self.seeds = fed, algorithm, rounds, seeds
         self.length = min(eval_every, rounds)
         self.env = fed.env(dict(algorithm.hyper) | dict(hyper or {}))
@@ -155,7 +160,11 @@ class Simulation:
         return value
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the compiled round program by the compiler's own account: arguments, output, temporaries."""
+        """Bytes of the compiled round program by the compiler's own account: arguments, output, temporaries.
+
+        Raises:
+            KeyError: before the first ``advance``, which compiles it.
+        """
         stats = self._compiled["advance"].memory_analysis()
         return {
             "arguments": int(stats.argument_size_in_bytes),

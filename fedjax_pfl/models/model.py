@@ -81,9 +81,9 @@ class Model:
 def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "head", name: str | None = None) -> Model:
     """A model from any Flax Linen module.
 
-    module: called as ``module(x)``; where its ``__call__`` has ``train`` or ``mask``, they are passed. A module with
-        batch statistics should take ``mask``: without it a last, smaller batch counts repeated samples.
-    sample: a batch ``(B, ...)`` of model inputs, of which only shape and dtype matter.
+    module: called as ``module(x)``; where its ``__call__`` has ``train`` or ``mask`` (None for all), they are passed. A
+        module with batch statistics should take ``mask``: without it a last, smaller batch counts repeated samples.
+    sample: a batch ``(B, ...)`` of model inputs, of which only the shape matters (a model's inputs are floats).
     head: path of the head's module (``"head"``, ``"classifier/out"``) or a predicate on parameter paths. With a path,
         ``features`` is the head's input and ``classify`` runs what follows.
 
@@ -93,12 +93,13 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
     accepts = inspect.signature(type(module).__call__).parameters
     sample = jnp.zeros((1, *jnp.shape(sample)[1:]), jnp.result_type(float))
 
+    def accepted(**options: Any) -> dict[str, Any]:
+        return {name: value for name, value in options.items() if name in accepts}
+
     def call(variables: Variables, x: Array, mask: Array | None, key: Array | None, train: bool) -> Any:
-        options: dict[str, Any] = {"train": train} if "train" in accepts else {}
-        if "mask" in accepts:
-            options["mask"] = mask
         mutable = [c for c in _collections(variables) if c != "params"] if train else []
         rngs = None if key is None else {"dropout": key}
+        options = accepted(train=train, mask=mask)
         out = module.apply(_nested(variables), x, **options, rngs=rngs, mutable=mutable or False)
         scores, updates = out if mutable else (out, {})
         return scores, variables | _flat(updates)
@@ -106,7 +107,7 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
     @jax.jit
     def init(key: jax.Array) -> Variables:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
-        return _as_default_float(_flat(module.init(keys, sample)))
+        return _as_default_float(_flat(module.init(keys, sample, **accepted(train=False, mask=None))))
 
     def apply(variables: Variables, x: Array, *, mask: Any = None, key: Any = None, train: bool = False) -> Any:
         return call(variables, x, mask, key, train)
@@ -122,11 +123,13 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
 
         def catch(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
             if context.module.path == path and context.method_name == "__call__":
-                caught.append(args[0])
+                caught.extend(args[:1])
             return run(*args, **kwargs)
 
         with nn.intercept_methods(catch):
             _, updated = call(variables, x, mask, key, train)
+        if not caught:
+            raise ValueError(f"the head {head!r} of {model.name!r} is not a module called with its input: no features")
         return caught[0], updated
 
     def classify(variables: Variables, z: Array) -> Array:
@@ -182,7 +185,7 @@ def function_model(
 
 def _head_predicate(head: str | Predicate) -> Predicate:
     if isinstance(head, str):
-        return lambda name: f"/{head}/" in f"/{name.split('/', 1)[-1]}/"[: len(head) + 2]
+        return lambda name: f"{name.split('/', 1)[-1]}/".startswith(f"{head}/")
     return lambda name: head(name.split("/", 1)[-1])
 
 
