@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = {"tensorflow", "tensorflow_datasets", "orbax", "matplotlib", "sklearn", "scipy", "tyro", "jraph", "pandas", "rich"}
+HEAVY = set(
+    ["tensorflow", "tensorflow_datasets", "orbax", "matplotlib", "sklearn", "scipy", "tyro", "jraph", "pandas", "rich"]
+)
 
 
 def test_import_loads_no_heavy_package() -> None:
