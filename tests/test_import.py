@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = set(
-    ["tensorflow", "tensorflow_datasets", "orbax", "matplotlib", "sklearn", "scipy", "tyro", "jraph", "pandas", "rich"]
-)
+HEAVY = {"tensorflow", "tensorflow_datasets", "orbax", "matplotlib", "sklearn", "scipy", "tyro", "jraph", "rich"}
 
 
 def test_import_loads_no_heavy_package() -> None:
