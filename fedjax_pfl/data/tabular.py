@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ def _npz(argument: str, data_dir: Path | None) -> Source:
     path = locate(argument, data_dir)
     found = read_npz(path, ["x", "y", "client", "test", "num_classes", "shift", "scale"])
     if "x" not in found or "y" not in found:
-        raise ValueError(f"{path}: needs the arrays x and y, found {sorted(found)}")
+        with zipfile.ZipFile(path) as archive:
+            names = sorted(name.removesuffix(".npy") for name in archive.namelist())
+        raise ValueError(f"{path}: needs the arrays x and y, found {', '.join(names) or 'none'}")
     for name in ("y", "client", "test"):
         if name in found and found[name].ndim != 1:
             raise ValueError(f"{path}: {name} must have the shape (samples,), found {found[name].shape}")

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from fedjax_pfl.algorithms import Entry
-from fedjax_pfl.experiment.config import SECTIONS, Config, TrainingConfig
+from fedjax_pfl.algorithms import Entry, registry
+from fedjax_pfl.experiment.config import SECTION_OF, SECTIONS, Config, TrainingConfig
 from fedjax_pfl.experiment.errors import UserError, nearest
 
 Parsed = TypeVar("Parsed")
@@ -116,7 +116,7 @@ def parse(
     for token in unknown:
         if token.startswith("-"):
             name = token.split("=")[0].replace("_", "-")
-            raise UserError(f"unknown option {name}{nearest(name, option_names(kind))}")
+            raise UserError(f"unknown option {name}{_hint(name, kind)}")
         raise UserError(f"unexpected argument {token!r}")
     return found
 
@@ -132,6 +132,17 @@ def one_line(box: str) -> str:
             break
         kept.append(line)
     return " ".join(" ".join(kept).split()) or " ".join(box.split())
+
+
+def _hint(name: str, kind: type) -> str:
+    """Where an option belongs that is unknown here, else the nearest one."""
+    field = name.lstrip("-").replace("-", "_")
+    owners = [entry.name for entry in registry().values() if field in entry.options.__dataclass_fields__]
+    if owners:
+        return f": it belongs to {', '.join(owners)}"
+    if field in SECTION_OF:
+        return ": it is the same for all entries, give it after them"
+    return nearest(name, option_names(kind))
 
 
 def option_names(kind: type) -> list[str]:

@@ -94,7 +94,10 @@ class Checkpoints:
         about = manager.restore(round_, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
         for name, value in self.identity.items():
             if about["identity"].get(name) != value:
-                raise UserError(f"the checkpoints in {self.folder} belong to another run: their {name} differs")
+                raise UserError(
+                    f"the checkpoints in {self.folder} belong to another run: their {name} differs: undo the change, "
+                    "or start another run with --config and a new --out"
+                )
         leaves, structure = jax.tree.flatten(template)
         wanted = [leaf for leaf in leaves if leaf.size]
         if about["shapes"] != _shapes(wanted):

@@ -14,7 +14,7 @@ from fedjax_pfl.experiment import arguments
 from fedjax_pfl.experiment.config import Config
 from fedjax_pfl.experiment.console import Display, comparison_table, make_console, results_table, speed_text
 from fedjax_pfl.experiment.errors import UserError, nearest
-from fedjax_pfl.experiment.folder import create
+from fedjax_pfl.experiment.folder import create, refuse_file
 
 PROG = "fedjax-pfl"
 HELP = f"""usage: {PROG} COMMAND ...
@@ -97,10 +97,11 @@ def run_command(tokens: list[str]) -> int:
     display, command = Display(), shlex.join([PROG, "run", *tokens])
     if folder:
         resuming.refuse_changes(base, config, folder, output.out)
-        outcome = run.resume(folder, display=display, command=command)
+        outcome = run.resume(folder, display=display, command=command, prepared=run.prepare(config))
     else:
         outcome = run.run_experiment(config, output.out, display=display, command=command)
-    display.console.print(results_table(outcome.summary))
+    if any(outcome.summary["test"].values()):
+        display.console.print(results_table(outcome.summary))
     display.note(speed_text(outcome.summary), "")
     return _end(display, outcome.folder, [outcome.folder], outcome.code, command, "run", outcome.problem)
 
@@ -150,6 +151,8 @@ def report_command(tokens: list[str]) -> int:
     options = arguments.parse(arguments.ReportOptions, tokens, f"{PROG} report", str(arguments.ReportOptions.__doc__))
     if not options.folders:
         raise UserError("report needs the folder of a run: fedjax-pfl report DIR ...")
+    if options.out is not None:
+        refuse_file(options.out)
     folders = [run for folder in options.folders for run in compare.folders(folder)]
     from fedjax_pfl.experiment.report import write_report
 

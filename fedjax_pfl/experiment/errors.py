@@ -17,7 +17,7 @@ class UserError(ValueError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     choices = list(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     if near:
         return f": did you mean {near[0]!r}?"
     return f"; known: {', '.join(choices)}" if choices else "; it has none"

@@ -45,22 +45,44 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS, "compare.toml"))
 
 
+def refuse_file(path: Path, option: str = "--out") -> None:
+    """Refuse an output folder that is a file.
+
+    Raises:
+        UserError: naming the option.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: give a folder with {option}")
+
+
 def refuse_existing(path: Path, option: str = "--out") -> None:
     """Refuse an output folder that cannot be one, without writing anything.
 
     Raises:
         UserError: it holds a run already, or is a file.
     """
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file: give a folder with {option}")
+    refuse_file(path, option)
     if path.is_dir() and holds_run(path):
         raise UserError(f"{path} already holds a run: continue it with --resume {path}, or give another {option}")
 
 
 def create(path: Path | None, stem: str) -> Path:
-    """Make the folder of a run: the given one, or ``runs/STEM-N`` with the first number that is free."""
+    """Make the folder of a run: the given one, or ``runs/STEM-N`` with the first number that is free.
+
+    Raises:
+        UserError: it holds a run already, or cannot be made.
+    """
     if path is not None:
         refuse_existing(path)
+    try:
+        return _make(path, stem)
+    except OSError as error:
+        where = "runs" if path is None else path
+        raise UserError(f"cannot make the folder {where} ({error.strerror}): give another --out") from error
+
+
+def _make(path: Path | None, stem: str) -> Path:
+    if path is not None:
         path.mkdir(parents=True, exist_ok=True)
         return path
     number = 1

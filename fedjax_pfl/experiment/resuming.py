@@ -72,5 +72,6 @@ def check_partition(path: Path, partition: Partition) -> None:
         raise UserError(
             f"cannot resume {path}: it has {len(stored)} clients with partition {stored.sha256[:12]}, but its "
             f"configuration now gives {len(partition)} clients with partition "
-            f"{partition.sha256[:12]}: the configuration or the data was changed"
+            f"{partition.sha256[:12]}: the configuration or the data was changed: "
+            "undo the change, or start another run with --config and a new --out"
         )

@@ -115,7 +115,9 @@ def _announce(prepared: Prepared, display: Display) -> memory.Predicted:
     for text in partition.notes:
         display.note(f"partition: {text}")
     empty = int((partition.sizes("test") == 0).sum())
-    if empty:
+    if empty == len(partition):
+        display.warn("no client has test samples: test accuracy is not measured (see --test-fraction)")
+    elif empty:
         display.warn(f"{empty} clients have no test samples: they are left out of the means of test accuracy")
     predicted = memory.predicted_bytes(prepared.simulation)
     display.note(

@@ -124,8 +124,9 @@ class Session:
         summary = files.plain(self._summary(result, first, status))
         files.write_json(self.path / files.SUMMARY, summary)
         if status == "nonfinite":
-            problem = str(NonFiniteError([(seed, round_ + 1, client) for seed, round_, client in result.failures]))
-            return Outcome(self.path, summary, result.state, 1, problem)
+            return Outcome(self.path, summary, result.state, 1, self._nonfinite(result.failures))
+        if result.failures:
+            self.display.warn(f"{summary['failed_updates']:,} updates were not finite and were left out")
         if status == "interrupted":
             return Outcome(self.path, summary, result.state, interrupt.exit_code, f"stopped after round {done}")
         return Outcome(self.path, summary, result.state, 0, None)
@@ -144,6 +145,14 @@ class Session:
             "memory": {"predicted_bytes": self.predicted.total, "peak_bytes": peak, "peak_source": source},
             "status": status, "command": self.command,
         }  # fmt: skip
+
+    def _nonfinite(self, failures: Sequence[tuple[int, int, int]]) -> str:
+        seed, round_, client = failures[0]
+        return (
+            f"the update of client {client} in round {round_ + 1} is not finite (seed {self.config.rounds.seed + seed}; "
+            f"{len(failures)} such updates in these rounds); the client kept its last model and round {self.saved} is "
+            "saved. Run again with a lower --lr, or with --on-nonfinite continue to count such updates and go on"
+        )
 
     def _disk_full(self) -> UserError:
         kept = f"the checkpoint of round {self.saved} is kept" if self.saved else "no checkpoint was written yet"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_DOTS = 300
 """More clients than this are drawn as an evenly spaced sample of their ranks (density and quartiles use all)."""
+LEAST_SPAN = 0.01
+"""Width of the axis of results at least: what differs by rounding should not look different."""
 KIND_MARKERS = {"shared": ("D", False, 0.2), "received": ("o", False, 0.0), "personal": ("o", True, -0.2)}
 
 
@@ -113,6 +115,9 @@ def plot_results(
     ax.spines["left"].set_visible(False)
     ax.grid(axis="both")
     ax.set_xlabel("test accuracy, weighted by samples")
+    low, high = ax.get_xlim()
+    missing = max(LEAST_SPAN - (high - low), 0.0) / 2
+    ax.set_xlim(low - missing, high + missing)
     percent_axis(ax.xaxis)
     told = {kind for kinds in results.values() for kind, (mean, _) in kinds.items() if mean is not None}
     _kind_key(ax, [kind for kind in ("personal", "received", "shared") if kind in told])

@@ -76,7 +76,7 @@ def _weights(ax: Axes, A: np.ndarray, order: np.ndarray, title: str | None) -> N
     colours, limits = (_diverging_map(), (-max(high, -low), max(high, -low))) if low < -1e-9 else (None, (low, high))
     hidden = np.where(np.eye(len(A), dtype=bool), np.nan, A)
     image = _heat(ax, hidden, order, colours or sequential_map(), limits)
-    ax.set_title(printable(title or "Weights of the other clients", 60))
+    ax.set_title(printable(title or "Weights of the other clients", 52))
     _client_ticks(ax, order, "client that gives")
     ax.set_ylabel("client that receives")
     colour_bar(ax, image, "weight of another client", below=True, extend="max" if len(A) > MANY else "neither")
@@ -110,7 +110,7 @@ def _self_weights(beside: Axes, weights: np.ndarray) -> None:
     centres = (np.arange(len(grouped)) + 0.5) * height - 0.5
     ax.barh(centres, grouped, height=height * (0.7 if height * len(grouped) <= 60 else 1.0), color=MUTED)
     ax.set_ylim(beside.get_ylim())
-    ax.set_title("self")
+    ax.set_xlabel("self")
     ax.axvline(0, color=MUTED, linewidth=0.6)
     finite = weights[np.isfinite(weights)]
     low, high = (min(0.0, finite.min()), max(finite.max(), 1e-12)) if len(finite) else (0.0, 1.0)

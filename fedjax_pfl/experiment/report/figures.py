@@ -21,7 +21,7 @@ from fedjax_pfl.experiment.plots import (
 )  # fmt: skip
 from fedjax_pfl.experiment.plots.curves import MAX_POINTS
 from fedjax_pfl.experiment.plots.partition import MAX_BUBBLES, MAX_CELLS
-from fedjax_pfl.experiment.plots.style import WIDTH, Look, legend, new_figure, styled
+from fedjax_pfl.experiment.plots.style import WIDTH, Look, legend, new_figure, printable, styled
 from fedjax_pfl.experiment.plots.weights import off_diagonal
 from fedjax_pfl.experiment.report.data import Run
 
@@ -148,7 +148,7 @@ def _weights(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Picture]:
             continue
         counts = run.arrays.get("label_histogram")
         similarity = label_similarity(counts) if counts is not None and len(counts) == len(A) else None
-        figure = plot_weights(A, similarity, title=f"{run.label}: weights of others")
+        figure = plot_weights(A, similarity, title=f"{printable(run.label, 33)}: weights of others")
         which = "" if len(with_weights) == 1 else f"-{i + 1}"
         yield Picture("weights", f"weights{which}", figure, _weights_caption(run, A, similarity),
                       f"Heat map of the aggregation weights of {run.label}" + _correlation(A, similarity))  # fmt: skip
