@@ -17,6 +17,7 @@ import fedjax_pfl
 from fedjax_pfl.algorithms import registry
 from fedjax_pfl.data import PARTITIONS, SOURCES
 from fedjax_pfl.experiment import arguments, cli, compare, console
+from fedjax_pfl.experiment import run as experiment
 from fedjax_pfl.experiment.cli import main
 from fedjax_pfl.experiment.resuming import stored_summary
 from fedjax_pfl.models.registry import MODELS
@@ -76,6 +77,7 @@ def test_interrupted_it_says_how_to_resume_and_resumes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["run", "fedavg", *TINY, "--out", "whole"]) == 0
+    capsys.readouterr()
     update = console.Display.update
 
     def interrupt(self: console.Display, round_: int, accuracy: console.Accuracy, seconds: float) -> None:
@@ -96,10 +98,34 @@ def test_interrupted_it_says_how_to_resume_and_resumes(
         assert "conflicts with run" in error
     assert run("run --resume run --out other") == 2
     assert "leave out --out" in capsys.readouterr().err
-    assert run("run --resume run --rounds 4 --client-chunk 4") == 0
+    with monkeypatch.context() as patch:
+        taken: list[int | None] = []
+        resume = experiment.resume
+        patch.setattr(
+            experiment, "resume", lambda *a, **k: taken.append(k["prepared"].fed.chunk) or resume(*a, **k)
+        )  # fmt: skip
+        assert run("run --resume run --rounds 4 --client-chunk 4") == 0
+    assert taken == [4]
     assert_same_run(Path("run"), Path("whole"))
     assert run("run --resume run") == 2
     assert "has finished its 4 rounds" in capsys.readouterr().err
+
+
+def test_without_any_test_sample_there_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg", *TINY, "--test-fraction", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "no client has test samples: test accuracy is not measured" in out
+    assert "weighted mean" not in out
+
+
+def test_updates_that_are_not_finite_are_told_with_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg", *TINY, "--lr", "1e30", "--seed", "7"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "round 1 is not finite (seed 7;" in error
+    assert "round 2 is saved. Run again with a lower --lr, or with --on-nonfinite continue" in error
+    assert main([*words, "--on-nonfinite", "continue"]) == 0
+    assert "16 updates were not finite and were left out" in capsys.readouterr().out
 
 
 def test_compare_gives_one_table_one_report_and_equal_conditions(
@@ -160,6 +186,8 @@ ERRORS = [
     ("run", "run needs an algorithm: .*fedavg"),
     ("run fedavgg", "unknown algorithm 'fedavgg': did you mean 'fedavg'?"),
     ("run fedavg --roundz 3", "unknown option --roundz: did you mean '--rounds'?"),
+    ("run fedavg --eta 3", "unknown option --eta: it belongs to fedapa"),
+    ("run fedavg --xyz 3", "unknown option --xyz; known: --data, "),
     ("run fedprox --muu 3", "unknown option --muu: did you mean '--mu'?"),
     ("run fedavg --rounds x", "--rounds: .*'x'"),
     ("run fedavg --rounds", "--rounds"),
@@ -178,7 +206,7 @@ ERRORS = [
     ("run fedavg --model lenet5", "at least 16 x 16 pixels"),
     ("run fedavg --model fedavg_cnn --hidden 3", "takes no option 'hidden'; its options: activation, pool"),
     ("run fedavg --head foot", "head 'foot' matches no parameter .*dense1/kernel"),
-    ("run fedavg --clients 5000", "5000 clients need at least as many samples"),
+    ("run fedavg --clients 5000", "5000 clients need as many samples"),
     ("run fedavg --min-samples 500", "largest minimum that can be met is 89"),
     ("run fedavg --devices 99", "devices must be 1 to"),
     ("run fedprox --mu -1", "fedprox needs mu >= 0, found -1.0"),
@@ -190,7 +218,7 @@ ERRORS = [
     ("compare fedavg fedprox:muu=1", "fedprox: unknown option muu: did you mean 'mu'?"),
     ("compare fedavg fedprox:mu=x", "fedprox: .*'x'"),
     ("compare fedavg fedprox:mu", "write fedprox:KEY=VALUE"),
-    ("compare fedavg fedprox:rounds=3", "fedprox: unknown option rounds"),
+    ("compare fedavg fedprox:rounds=3", "fedprox: unknown option rounds: it is the same for all entries"),
     ("compare fedavg --roundz 3", "did you mean '--rounds'?"),
     ("compare --resume nothing", "holds no comparison"),
     ("list", "list needs one of"),
@@ -246,6 +274,10 @@ def test_an_existing_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("compare fedavg --out old") == 2
     assert run("run fedavg --out file") == 2
     assert "file is a file" in capsys.readouterr().err
+    assert run("run fedavg --out file/below") == 2
+    assert "cannot make the folder file/below (Not a directory): give another --out" in capsys.readouterr().err
+    assert run("report old --out file") == 2
+    assert "file is a file: give a folder with --out" in capsys.readouterr().err
     assert [path.name for path in Path("old").iterdir()] == ["config.toml"]
 
 
@@ -273,6 +305,6 @@ def test_a_terminal_shows_a_live_bar() -> None:
         display.update(5, console.Accuracy("validation", {"received": 0.25, "personal": 0.5}), 2.0)
         task = display._bar.tasks[0]
         assert task.completed == 5
-        assert task.fields["text"] == "validation accuracy: personal 0.5000  2.5 rounds/s  2 s left"
+        assert task.fields["text"] == "validation 0.5000  2.5 rounds/s  2 s left"
         display.stop()
         display.stop()

@@ -338,7 +338,7 @@ def test_damaged_partitions_are_refused(tmp_path: Path, change: dict[str, np.nda
     ("options", "message"),
     [
         ({"method": "dirichlett"}, "Did you mean 'dirichlet'"),
-        ({"clients": 2001}, "2001 clients need at least as many samples, found 2000"),
+        ({"clients": 2001}, "2001 clients need as many samples, found 2000: ask for fewer"),
         ({"clients": 0}, "clients must be at least 1"),
         ({"clients": None}, "say how many clients"),
         ({"min_samples": 101}, "the largest minimum that can be met is 100"),
@@ -379,7 +379,7 @@ def test_pathological_names_the_largest_minimum() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 13}, "12 of 12 clients .* ask for at most 12 clients"),
+        ({"clients": 13}, r"12 of 12 clients .* ask for at most 12 clients, or for all \(--clients 0\)"),
         ({"clients": 12, "min_samples": 50}, "lower min_samples to"),
         ({"clients": None, "min_samples": 5000}, "lower min_samples to"),
     ],

@@ -138,6 +138,14 @@ def test_communication_of_a_silent_method_is_a_line() -> None:
     assert list(wide.lines[1].get_xdata()) == [1e6]
 
 
+def test_results_that_differ_by_rounding_look_equal() -> None:
+    ax = Figure().subplots()
+    plots.plot_results({"a": {"personal": (0.98, 0.0), "received": (0.98 + 1e-8, 0.0)}}, ax)
+    low, high = ax.get_xlim()
+    assert high - low == pytest.approx(plots.LEAST_SPAN)
+    assert low < 0.98 < high
+
+
 def test_clients_beyond_the_limit_are_sampled() -> None:
     ax = Figure().subplots()
     plots.plot_clients({"a": RNG.uniform(size=5000)}, ax)

@@ -193,7 +193,7 @@ def test_npz(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"y": None}, "needs the arrays x and y"),
+        ({"y": None}, "needs the arrays x and y, found .*x"),
         ({"y": np.arange(12) % 4 + 1}, r"labels are 1, 2, 3, 4 instead of 0\.\.C-1: .*return_inverse"),
         ({"y": np.arange(12) % 4 - 1}, "labels are -1, 0"),
         ({"y": (np.arange(12) % 4) * 2}, "labels are 0, 2, 4, 6"),

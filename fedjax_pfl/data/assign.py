@@ -119,7 +119,8 @@ def natural(pool: Pool, config: PartitionConfig, rng: np.random.Generator) -> As
     wanted = len(fit) if config.clients is None else config.clients
     if wanted > len(fit) or not len(fit):
         least = np.sort(sizes)[::-1][min(max(wanted, 1), len(ids)) - 1]
-        remedy = f"lower min_samples to {least}" if wanted <= len(ids) else f"ask for at most {len(fit)} clients, or for all (--clients 0)"
+        fewer = f"ask for at most {len(fit)} clients, or for all (--clients 0)"
+        remedy = f"lower min_samples to {least}" if wanted <= len(ids) else fewer
         raise ValueError(
             f"natural: {len(fit)} of {len(ids)} clients have at least {config.min_samples} samples, "
             f"{max(wanted, 1)} are asked for: {remedy}"
@@ -150,7 +151,7 @@ def _clients(pool: Pool, config: PartitionConfig) -> int:
     if clients is None:
         raise ValueError(f"{config.method}: say how many clients (only natural has a number of its own)")
     if clients > total:
-        raise ValueError(f"{config.method}: {clients} clients need at least as many samples, found {total}: ask for fewer")
+        raise ValueError(f"{config.method}: {clients} clients need as many samples, found {total}: ask for fewer")
     if config.min_samples * clients > total:
         raise ValueError(
             f"{config.method}: {clients} clients with at least {config.min_samples} samples need "

@@ -137,7 +137,7 @@ def one_line(box: str) -> str:
 def _hint(name: str, kind: type) -> str:
     """Where an option belongs that is unknown here, else the nearest one."""
     field = name.lstrip("-").replace("-", "_")
-    owners = [entry.name for entry in registry().values() if field in entry.options.__dataclass_fields__]
+    owners = [entry.name for entry in registry().values() if field in vars(entry.options())]
     if owners:
         return f": it belongs to {', '.join(owners)}"
     if field in SECTION_OF:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from fedjax_pfl.engine import simulate
-from fedjax_pfl.engine.simulate import NonFiniteError, Progress, Result
+from fedjax_pfl.engine.simulate import Progress, Result
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory
@@ -147,9 +147,10 @@ class Session:
         }  # fmt: skip
 
     def _nonfinite(self, failures: Sequence[tuple[int, int, int]]) -> str:
-        seed, round_, client = failures[0]
+        index, round_, client = failures[0]
+        seed = self.config.rounds.seed + index
         return (
-            f"the update of client {client} in round {round_ + 1} is not finite (seed {self.config.rounds.seed + seed}; "
+            f"the update of client {client} in round {round_ + 1} is not finite (seed {seed}; "
             f"{len(failures)} such updates in these rounds); the client kept its last model and round {self.saved} is "
             "saved. Run again with a lower --lr, or with --on-nonfinite continue to count such updates and go on"
         )
