@@ -123,7 +123,7 @@ def test_updates_that_are_not_finite_are_told_with_the_options(capsys: pytest.Ca
     assert main(words) == 1
     error = capsys.readouterr().err
     assert "round 1 is not finite (seed 7;" in error
-    assert "round 2 is saved. Run again with a lower --lr, or with --on-nonfinite continue" in error
+    assert "round 2 is saved. Run again with a lower --lr, or go on, counting such updates: --resume" in error
     assert main([*words, "--on-nonfinite", "continue"]) == 0
     assert "16 updates were not finite and were left out" in capsys.readouterr().out
 

@@ -60,7 +60,12 @@ def test_each_sample_is_in_one_place(
 ) -> None:  # fmt: skip
     labels = np.random.default_rng(seed).integers(classes, size=clients * 8)
     k = min(2, len(np.unique(labels)))
-    config = PartitionConfig(method, clients, alpha, k, balance, minimum, fractions[0], fractions[1], seed=seed)
+    own = {"alpha": alpha, "classes_per_client": k, "balance": balance}
+    own = {name: value for name, value in own.items() if name in PARTITIONS[method].options}
+    config = PartitionConfig(
+        method, clients, min_samples=minimum, test_fraction=fractions[0], validation_fraction=fractions[1],
+        seed=seed, **own,
+    )  # fmt: skip
     partition = make_partition(labels, config)
     rows = np.concatenate(pooled(partition))
     assert len(np.unique(rows)) == len(rows)
@@ -401,3 +406,8 @@ def test_registry_names_options_that_exist() -> None:
         assert name == entry.name
         assert entry.description
         assert set(entry.options) <= fields
+
+
+def test_an_option_of_another_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="alpha belongs to dirichlet; partition 'iid' does not read it"):
+        PartitionConfig("iid", alpha=0.5).check()

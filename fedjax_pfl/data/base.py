@@ -69,6 +69,8 @@ class SourceEntry(NamedTuple):
 
 def locate(path: str, data_dir: Path | None) -> Path:
     """The first existing candidate of a path, or an error with all of them."""
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise FileNotFoundError(f"the data folder {str(data_dir)!r} does not exist: correct --data-dir")
     bases = [data_dir, Path(), os.environ.get(DATA_VARIABLE)]
     candidates = list(dict.fromkeys(Path(base) / Path(path).expanduser() for base in bases if base is not None))
     for candidate in candidates:

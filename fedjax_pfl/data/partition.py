@@ -58,6 +58,13 @@ class PartitionConfig:
             raise unknown_name("partition", self.method, PARTITIONS)
         if self.test not in ("local", "official"):
             raise unknown_name("kind of test set", self.test, ("local", "official"))
+        for name in sorted({option for entry in PARTITIONS.values() for option in entry.options}):
+            changed = getattr(self, name) != type(self).__dataclass_fields__[name].default
+            if changed and name not in PARTITIONS[self.method].options:
+                readers = ", ".join(entry.name for entry in PARTITIONS.values() if name in entry.options)
+                raise ValueError(
+                    f"{name} belongs to {readers}; partition {self.method!r} does not read it: leave it out"
+                )
         least = {"clients": 1, "classes_per_client": 1, "min_samples": 1, "seed": 0}
         for name, low in least.items():
             value = getattr(self, name)

@@ -41,14 +41,14 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_changes(stored: Config, given: Config, folder: Path, out: Path | None) -> None:
-    """A resumed run has the options that it was started with; only what does not change its results may differ.
+    """A resumed run has the options that it was started with; only what leaves its rounds as they are may differ.
 
     Raises:
         UserError: naming the option.
     """
     if out is not None:
         raise UserError("--resume writes into the resumed folder: leave out --out")
-    free = {"client_chunk", "checkpoint_seconds"}
+    free = {"client_chunk", "checkpoint_seconds", "on_nonfinite"}
     before, after = stored.flat() | vars(stored.options), given.flat() | vars(given.options)
     for name in before:
         if before[name] != after[name] and name not in free:

@@ -152,7 +152,8 @@ class Session:
         return (
             f"the update of client {client} in round {round_ + 1} is not finite (seed {seed}; "
             f"{len(failures)} such updates in these rounds); the client kept its last model and round {self.saved} is "
-            "saved. Run again with a lower --lr, or with --on-nonfinite continue to count such updates and go on"
+            f"saved. Run again with a lower --lr, or go on, counting such updates: --resume {self.path} "
+            "--on-nonfinite continue"
         )
 
     def _disk_full(self) -> UserError:
