@@ -501,8 +501,10 @@ def test_a_hyper_parameter_has_one_value_or_one_a_seed() -> None:
 
 def test_a_model_of_other_classes_is_refused() -> None:
     wrong = fp.flax_model(Net(classes=CLASSES + 1), np.zeros((1, FEATURES)))
+    fed = federation().replace(model=wrong)
+    algorithm = fp.build("fedavg", fed)
     with pytest.raises(ValueError, match=rf"scores of shape \(1, {CLASSES + 1}\).*{CLASSES} classes"):
-        federation().replace(model=wrong)
+        fp.simulate(fed, algorithm, rounds=1)
 
 
 def test_going_on_needs_the_state() -> None:

@@ -124,18 +124,21 @@ class Federation:
                 "fedjax_pfl.data.clients.shard(data, mesh.size)"
             )
 
-        scores = jax.eval_shape(self._one_sample)
-        if scores.shape != (1, self.data.num_classes):
-            raise ValueError(
-                f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample, the data has "
-                f"{self.data.num_classes} classes: (1, {self.data.num_classes}) is needed"
-            )
+    def check_scores(self) -> None:
+        """Refuse a model that does not give a score for each class (where the loss is cross-entropy).
 
-    def _one_sample(self) -> jax.Array:
-        variables = self.model.init(jax.random.key(0))
+        Raises:
+            ValueError: the scores have another shape.
+        """
         x = self.data.examples["x"]
-        batch = {"x": jnp.zeros((1, *x.shape[1:]), x.dtype), "mask": jnp.ones(1, bool)}
-        return self.scores(Env(self.data, {}), variables, batch)
+        batch = {"x": jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), "mask": jax.ShapeDtypeStruct((1,), bool)}
+        scores = jax.eval_shape(lambda v, b: self.scores(self.env({}), v, b), self.model.shapes(), batch)
+        needed = (1, self.data.num_classes)
+        if self.loss is cross_entropy and scores.shape != needed:
+            raise ValueError(
+                f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample; {needed} is needed for "
+                f"the {needed[1]} classes of the data"
+            )
 
     def env(self, hyper: Mapping[str, Any]) -> Env:
         """The traced surroundings, from the algorithm's (or changed) numeric hyper-parameters."""

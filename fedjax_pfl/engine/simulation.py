@@ -34,7 +34,8 @@ class Simulation:
     hyper-parameters by name; a value of shape ``(seeds,)`` gives each run its own.
 
     Raises:
-        ValueError: rounds, eval_every or seeds below 1; a hyper-parameter that is unknown or of another shape.
+        ValueError: rounds, eval_every or seeds below 1; a hyper-parameter that is unknown or of another shape;
+            a model that does not fit the classes.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Simulation:
                 raise ValueError(f"{name} needs one value or {seeds} (one a seed), found shape {np.shape(value)}")
         if seeds == 1:
             hyper = {name: np.reshape(value, ()) for name, value in (hyper or {}).items()}
+        fed.check_scores()
         self.fed, self.algorithm, self.rounds, self.seeds = fed, algorithm, rounds, seeds
         self.length = min(eval_every, rounds)
         self.env = fed.env(dict(algorithm.hyper) | dict(hyper or {}))

@@ -133,7 +133,8 @@ def _session(prepared: Prepared, path: Path, display: Display, predicted: memory
     layout = MachineConfig(devices=config.machine.devices)
     rounds = dataclasses.replace(config.rounds, on_nonfinite="stop")  # may change when a run is resumed
     identity = {
-        "configuration": toml.digest(dataclasses.replace(config, machine=layout, rounds=rounds)), "partition": partition.sha256,
+        "configuration": toml.digest(dataclasses.replace(config, machine=layout, rounds=rounds)),
+        "partition": partition.sha256,
         "precision": "float64" if float64() else "float32",
     }  # fmt: skip
     return Session(
