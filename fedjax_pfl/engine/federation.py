@@ -136,8 +136,8 @@ class Federation:
         needed = (1, self.data.num_classes)
         if self.loss is cross_entropy and scores.shape != needed:
             raise ValueError(
-                f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample; {needed} is needed for "
-                f"the {needed[1]} classes of the data"
+                f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample; {needed} is needed "
+                f"for the {needed[1]} classes of the data"
             )
 
     def env(self, hyper: Mapping[str, Any]) -> Env:
