@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.aggregation import cosine_matrix, weighted_mean
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_client, run_clients, sample_order
 from fedjax_pfl.engine.cohort import Cohort
@@ -34,6 +35,21 @@ def split(fed: Federation, variables: Variables) -> tuple[Variables, Variables]:
     """``(theta, phi)``: what is shared, the body; and what stays, the head and statistics that are not averaged."""
     phi, theta = partition(variables, lambda name: fed.model.head(name) or fed.stays(name))
     return theta, phi
+
+
+def body_floats(fed: Federation) -> int:
+    """Floats of what a client sends, and of what it receives: the body."""
+    return fed.model.count(lambda name: not fed.model.head(name) and not fed.stays(name))
+
+
+def personal(env: Env, state: Any, i: jax.Array) -> Variables:
+    """The model of a client after its last local training: its own body and head."""
+    return tree.take(state.theta, i) | tree.take(state.phi, i)
+
+
+def mean_body(env: Env, theta: Variables) -> Variables:
+    """Mean of the bodies of all clients, padding left out."""
+    return weighted_mean(theta, env.data.real.astype(jnp.result_type(float)))
 
 
 def initial_rows(
@@ -84,10 +100,8 @@ def train_one(
 
 def label_similarity(env: Env) -> jax.Array:
     """Cosine between the clients' label histograms, ``(slots, slots)``; NaN on the diagonal and for padding."""
-    histogram = env.data.label_histogram()
-    unit = histogram / jnp.maximum(jnp.linalg.norm(histogram, axis=1, keepdims=True), 1)
     pair = env.data.real[:, None] & env.data.real[None, :] & ~jnp.eye(env.data.slots, dtype=bool)
-    return jnp.where(pair, unit @ unit.T, jnp.nan)
+    return jnp.where(pair, cosine_matrix(env.data.label_histogram()), jnp.nan)
 
 
 def selectivity(weights: jax.Array, similarity: jax.Array) -> jax.Array:

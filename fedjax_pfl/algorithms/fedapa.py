@@ -39,8 +39,17 @@ from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import EXACT, gram, mix, safe_norm
-from fedjax_pfl.algorithms._mixing import Row, initial_rows, train_all, train_one, weight_diagnostics
+from fedjax_pfl.aggregation import EXACT, gram, mix
+from fedjax_pfl.algorithms._mixing import (
+    Row,
+    body_floats,
+    initial_rows,
+    mean_body,
+    personal,
+    train_all,
+    train_one,
+    weight_diagnostics,
+)  # fmt: skip
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
@@ -164,10 +173,7 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         state = state if state.sent else serve(env, state)
         return tree.take(state.sent, i) | tree.take(state.phi, i)
 
-    def personal(env: Env, state: State, i: jax.Array) -> Variables:
-        return tree.take(state.theta, i) | tree.take(state.phi, i)
-
-    body = fed.model.count(lambda name: not fed.model.head(name) and not fed.stays(name))
+    body = body_floats(fed)
     hyper = fed.hyper(eta=options.eta, self_weight=options.self_weight, floor=options.floor)
     return Algorithm(
         "fedapa", init, round_released if released else round_, received, personal, None, fed.scores,
@@ -205,9 +211,7 @@ def weight_gradient(
     """
     theta, delta = partition(theta, is_trainable)[0], partition(delta, is_trainable)[0]
     if centring != "none":
-        real = env.data.real / env.data.num_clients
-        mean = jax.tree.map(lambda leaf: jnp.tensordot(real.astype(leaf.dtype), leaf, 1, precision=EXACT), theta)
-        theta = tree.subtract(theta, mean)
+        theta = tree.subtract(theta, mean_body(env, theta))
     gradient = jax.vjp(lambda A: mix(A, theta, mesh), A)[1](delta)[0]
     if centring != "cosine":
         return gradient
@@ -215,6 +219,6 @@ def weight_gradient(
     AG = jnp.matmul(A, G, precision=EXACT)
     squared = jnp.diagonal(G)[None, :] - 2 * AG + (AG * A).sum(1)[:, None]  # ||theta_j - theta_bar_i||^2
     distance = jnp.sqrt(jnp.maximum(squared, 0) + 1e-24)
-    norm = safe_norm(jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in delta.values()], axis=1), axis=1)
-    cosine = (gradient - (A * gradient).sum(1, keepdims=True)) / distance / norm[:, None]
+    change = sum((leaf**2).reshape(len(leaf), -1).sum(1) for leaf in delta.values())  # ||Delta_i||^2
+    cosine = (gradient - (A * gradient).sum(1, keepdims=True)) / distance / jnp.sqrt(change + 1e-24)[:, None]
     return jnp.clip(cosine, -1, 1)

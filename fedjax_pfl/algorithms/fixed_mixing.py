@@ -15,10 +15,8 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import EXACT
-from fedjax_pfl.algorithms._mixing import Row, initial_rows, train_all
+from fedjax_pfl.algorithms._mixing import Row, body_floats, initial_rows, mean_body, personal, train_all
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
@@ -50,10 +48,6 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
     if not 0 <= options.self_weight <= 1:
         raise ValueError(f"fixed_mixing needs a self_weight in [0, 1], found {options.self_weight}")
 
-    def mean(env: Env, theta: Variables) -> Variables:
-        real = env.data.real / env.data.num_clients
-        return jax.tree.map(lambda leaf: jnp.tensordot(real.astype(leaf.dtype), leaf, 1, precision=EXACT), theta)
-
     def mixed(env: Env, theta: Variables, mean: Variables) -> Variables:
         """theta_bar_i = a theta_i + b mean, of one client or, by broadcasting, of all."""
         clients, s = env.data.num_clients, env.hyper["self_weight"]
@@ -65,21 +59,18 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
         return State(theta, phi)
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        theta_bar = mixed(env, state.theta, mean(env, state.theta))
+        theta_bar = mixed(env, state.theta, mean_body(env, state.theta))
         rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))
         return State(rows.theta, rows.phi), local.information(metrics, reported)
 
     def serve(env: Env, state: State) -> State:
-        return state._replace(mean=mean(env, state.theta))
+        return state._replace(mean=mean_body(env, state.theta))
 
     def received(env: Env, state: State, i: jax.Array) -> Variables:
-        average = mean(env, state.theta) if state.mean is None else state.mean
+        average = mean_body(env, state.theta) if state.mean is None else state.mean
         return mixed(env, tree.take(state.theta, i), average) | tree.take(state.phi, i)
 
-    def personal(env: Env, state: State, i: jax.Array) -> Variables:
-        return tree.take(state.theta, i) | tree.take(state.phi, i)
-
-    body = fed.model.count(lambda name: not fed.model.head(name) and not fed.stays(name))
+    body = body_floats(fed)
     return Algorithm(
         "fixed_mixing", init, round_, received, personal, None, fed.scores,
         rows=("theta", "phi"), floats=(body, body), hyper=fed.hyper(self_weight=options.self_weight), serve=serve,
