@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_pfl.engine.clients import measure
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
-from fedjax_pfl.engine.sharding import COMMON, ROWS
+from fedjax_pfl.engine.sharding import COMMON, ROWS, data_spec
 from fedjax_pfl.models.model import Variables
 
 KINDS = ("received", "personal", "shared")
@@ -43,7 +43,7 @@ def scores_of(
 
     sums = measure(
         stat, lambda common, slot: (common[0], deliver(*common, slot)), common=(env, state), data=env.data,
-        work=fed.evaluation_work(split), common_spec=(Env(ROWS, COMMON), state_spec(algorithm, state)),  # type: ignore[arg-type]
+        work=fed.evaluation_work(split), common_spec=(Env(data_spec(env.data), COMMON), state_spec(algorithm, state)),  # type: ignore[arg-type]
     )  # fmt: skip
     count = env.data.split(split).count
     share = {name: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan) for name, total in sums.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from fedjax_pfl.data.checks import check_lists, check_values
 
 Array = Any  # a jax.Array under a trace, a numpy array on the host
 Batch = Mapping[str, Array]
+Reader = Callable[[Array, Mapping[str, Array]], Any]  # (x of a batch, tables) -> what a model is given
 
 SPLITS = ("train", "validation", "test")
 
@@ -54,6 +55,9 @@ class ClientData:
         (no samples, weight zero), which exist only where clients are spread over devices.
     limits: the largest number of samples of one client in each split (static: it bounds static loops).
     shards: the number of equal blocks that each leading axis consists of; rows and starts count within a block.
+    tables: arrays that samples have in common (a text, the edges of all graphs); every device holds them whole.
+    reader: ``(x, tables) -> x`` (static, equal readers being the same program): reads a batch of samples, which
+        ``examples["x"]`` then only points at.
     """
 
     examples: dict[str, Array]
@@ -65,6 +69,8 @@ class ClientData:
     num_classes: int = dataclasses.field(metadata={"static": True})
     limits: tuple[int, int, int] = dataclasses.field(metadata={"static": True})
     shards: int = dataclasses.field(default=1, metadata={"static": True})
+    tables: dict[str, Array] = dataclasses.field(default_factory=dict)
+    reader: Reader | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def slots(self) -> int:
@@ -91,9 +97,10 @@ class ClientData:
         """The largest number of samples that one client has in a split."""
         return self.limits[SPLITS.index(name)]
 
-    def gather(self, rows: Array) -> dict[str, Array]:
+    def gather(self, rows: Array) -> dict[str, Any]:
         """The examples of ``rows``: a batch whose leaves lead with ``rows.shape``."""
-        return jax.tree.map(lambda leaf: leaf[rows], self.examples)
+        batch = {name: leaf[rows] for name, leaf in self.examples.items()}
+        return batch if self.reader is None else batch | {"x": self.reader(batch["x"], self.tables)}
 
     def local(self) -> ClientData:
         """The same leaves as one block: what a device holds inside ``shard_map``, where one of ``shards`` is left."""
@@ -124,11 +131,15 @@ def client_data(
     train: Sequence[np.ndarray],
     validation: Sequence[np.ndarray] | None = None,
     test: Sequence[np.ndarray] | None = None,
+    *,
+    tables: Mapping[str, np.ndarray] | None = None,
+    reader: Reader | None = None,
 ) -> ClientData:
     """Host-side ``ClientData`` from arrays and one index array per client and split (see ``check`` for the errors).
 
-    examples: leaves ``(total, ...)``, kept without a copy; ``"x"`` may be uint8 (normalised inside the step), ``"y"``
-    integer labels.
+    examples: leaves ``(total, ...)``, kept without a copy; ``"x"`` may be uint8 (normalised inside the step), float, or
+    signed integers (tokens, given to the model as they are); ``"y"`` integer labels.
+    tables, reader: see ``ClientData``.
     """
     clients = len(train)
     nothing = [np.zeros(0, np.int32)] * clients
@@ -139,7 +150,10 @@ def client_data(
     examples["y"] = examples["y"].astype(np.int32, copy=False)
     limits = (int(fit.count.max()), int(tune.count.max()), int(final.count.max()))
     ids = np.arange(clients, dtype=np.int32)
-    return ClientData(examples, fit, tune, final, ids, num_clients=clients, num_classes=num_classes, limits=limits)
+    return ClientData(
+        examples, fit, tune, final, ids, num_clients=clients, num_classes=num_classes, limits=limits,
+        tables={name: np.asarray(table) for name, table in (tables or {}).items()}, reader=reader,
+    )  # fmt: skip
 
 
 def check(examples: Mapping[str, np.ndarray], num_classes: int, lists: Sequence[Sequence[np.ndarray]]) -> None:

@@ -252,4 +252,5 @@ def to_client_data(source: Source, partition: Partition) -> ClientData:
     """
     if len(source) != partition.samples:
         raise ValueError(f"the partition is of {partition.samples} samples, {source.name} has {len(source)}")
-    return client_data(source.examples(), source.num_classes, *(partition.rows(split) for split in SPLITS))
+    lists = (partition.rows(split) for split in SPLITS)
+    return client_data(source.examples(), source.num_classes, *lists, tables=source.tables, reader=source.reader)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from fedjax_pfl.data.clients import ClientData
 from fedjax_pfl.engine import random, tree
-from fedjax_pfl.engine.sharding import COMMON, ROWS, per_shard
+from fedjax_pfl.engine.sharding import COMMON, ROWS, data_spec, per_shard
 
 Tree = Any
 
@@ -91,7 +91,7 @@ def run_clients(
         rows, sums, reported = _run_shard(begin, step, end, rows, common, data.local(), who, work, key)
         return rows, tree.broadcast(sums, 1), reported
 
-    run = per_shard(shard, work.mesh, (ROWS, common_spec, ROWS, ROWS), (ROWS, ROWS, ROWS))
+    run = per_shard(shard, work.mesh, (ROWS, common_spec, data_spec(data), ROWS), (ROWS, ROWS, ROWS))
     rows, sums, reported = run(rows, common, data, who)
     return rows, jax.tree.map(lambda a: a.sum(0), sums), reported
 

@@ -17,7 +17,7 @@ from fedjax_pfl.data.clients import SPLITS, ClientData
 from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Work
 from fedjax_pfl.engine.cohort import Participation
-from fedjax_pfl.models.model import Model, Variables, is_trainable
+from fedjax_pfl.models.model import Model, Variables, is_token, is_trainable
 
 Tree = Any
 STATISTICS = ("average", "local", "reset")
@@ -117,6 +117,8 @@ class Federation:
             raise ValueError(f"statistics must be one of {', '.join(STATISTICS)}, found {self.statistics!r}")
         if not np.all(np.asarray(self.scale)):
             raise ValueError("scale must not be 0 anywhere: features are divided by it")
+        if is_token(self.inputs(1)) and (np.any(np.asarray(self.shift)) or np.any(np.asarray(self.scale) != 1)):
+            raise ValueError("tokens (signed integers) have no shift and scale: leave them out, or store x as floats")
         devices = 1 if self.mesh is None else self.mesh.size
         if self.data.shards != devices:  # rows count within a block: clients would read each other's samples
             raise ValueError(
@@ -130,8 +132,7 @@ class Federation:
         Raises:
             ValueError: the scores have another shape.
         """
-        x = self.data.examples["x"]
-        batch = {"x": jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), "mask": jax.ShapeDtypeStruct((1,), bool)}
+        batch = {"x": self.inputs(1), "mask": jax.ShapeDtypeStruct((1,), bool)}
         scores = jax.eval_shape(lambda v, b: self.scores(self.env({}), v, b), self.model.shapes(), batch)
         needed = (1, self.data.num_classes)
         if self.loss is cross_entropy and scores.shape != needed:
@@ -175,8 +176,15 @@ class Federation:
         largest = max(self.data.limit(split), 1)
         return self.work(split=split, batch_size=min(self.evaluation_batch, largest), most=None)
 
-    def prepare(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """The model's input: the features normalised, in the default float."""
+    def inputs(self, batch_size: int) -> Any:
+        """Shape and dtype of the ``x`` of a batch, before ``prepare``."""
+        rows = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+        return jax.eval_shape(lambda data, rows: data.gather(rows)["x"], self.data, rows)
+
+    def prepare(self, batch: Mapping[str, Any]) -> Any:
+        """The model's input: the features normalised, in the default float; tokens as they are."""
+        if is_token(batch["x"]):
+            return batch["x"]
         kind = jnp.result_type(float)
         return (batch["x"].astype(kind) - jnp.asarray(self.shift, kind)) / jnp.asarray(self.scale, kind)
 

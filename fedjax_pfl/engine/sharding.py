@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from fedjax_pfl.data.clients import ClientData
 
 AXIS = "clients"
 ROWS = P(AXIS)
@@ -31,6 +34,16 @@ def client_mesh(devices: int) -> Mesh | None:
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def data_spec(data: ClientData) -> ClientData:
+    """How client data is split over devices: everything along ``clients``, except the tables that samples share."""
+    return dataclasses.replace(data, examples=ROWS, train=ROWS, validation=ROWS, test=ROWS, ids=ROWS, tables=COMMON)  # type: ignore[arg-type]
+
+
+def place_data(data: ClientData, mesh: Mesh | None) -> ClientData:
+    """Host-side client data, dealt to as many blocks as the mesh has devices, on the devices."""
+    return dataclasses.replace(place(data, mesh, ROWS), tables=place(data.tables, mesh, COMMON))
 
 
 def place(tree: Any, mesh: Mesh | None, spec: P) -> Any:

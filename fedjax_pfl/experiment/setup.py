@@ -13,9 +13,9 @@ from fedjax_pfl.algorithms import get
 from fedjax_pfl.data import Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
-from fedjax_pfl.engine.sharding import ROWS, client_mesh, place
+from fedjax_pfl.engine.sharding import client_mesh, place_data
 from fedjax_pfl.experiment.config import Config, DataConfig, TrainingConfig
-from fedjax_pfl.models.registry import build_model
+from fedjax_pfl.models.registry import build_model, check_kind
 
 
 class Extras(NamedTuple):
@@ -37,9 +37,10 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     config.check()
     mesh = client_mesh(config.machine.devices)
     source, partition = extras or _data(config.data)
-    model = build_model(config.model.model, source.num_classes, source.x[:1], **_model_options(config))
+    check_kind(config.model.model, source.kind, source.name)
+    model = build_model(config.model.model, source.num_classes, source.sample(), **_model_options(config))
     participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
-    data = place(shard(to_client_data(source, partition), config.machine.devices), mesh, ROWS)
+    data = place_data(shard(to_client_data(source, partition), config.machine.devices), mesh)
     fed = Federation(
         model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
         participation=participation, mesh=mesh, **_local_work(config),

@@ -33,6 +33,11 @@ def is_trainable(name: str) -> bool:
     return name.startswith(PARAMS)
 
 
+def is_token(x: Array) -> bool:
+    """Whether inputs are symbols (signed integers, given to a model as they are) and not features (uint8 or floats)."""
+    return jnp.issubdtype(x.dtype, jnp.signedinteger)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
     """A model as pure functions of a flat mapping of variables.
@@ -83,7 +88,8 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
 
     module: called as ``module(x)``; where its ``__call__`` has ``train`` or ``mask`` (None for all), they are passed. A
         module with batch statistics should take ``mask``: without it a last, smaller batch counts repeated samples.
-    sample: a batch ``(B, ...)`` of model inputs, of which only the shape matters (a model's inputs are floats).
+    sample: a batch ``(B, ...)`` of model inputs, of which the shape matters, and whether they are tokens (signed
+        integers): a model's other inputs are floats.
     head: path of the head's module (``"head"``, ``"classifier/out"``) or a predicate on parameter paths. With a path,
         ``features`` is the head's input and ``classify`` runs what follows.
 
@@ -91,7 +97,7 @@ def flax_model(module: nn.Module, sample: Array, *, head: str | Predicate = "hea
         ValueError: the head matches no parameter, or every one.
     """
     accepts = inspect.signature(type(module).__call__).parameters
-    sample = jnp.zeros((1, *jnp.shape(sample)[1:]), jnp.result_type(float))
+    sample = jnp.zeros((1, *jnp.shape(sample)[1:]), jnp.int32 if is_token(jnp.asarray(sample)) else float)
 
     def accepted(**options: Any) -> dict[str, Any]:
         return {name: value for name, value in options.items() if name in accepts}

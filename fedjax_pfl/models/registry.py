@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import numpy as np
 
 from fedjax_pfl.models.model import Model, flax_model
 from fedjax_pfl.models.tabular import MLP
@@ -21,12 +20,14 @@ class ModelEntry:
 
     module: called as ``module(num_classes, **options)``, a Flax module whose head is called ``head``.
     options: names of the options that it takes besides the number of classes.
+    kind: what it is given: ``array``, ``tokens`` or ``graph`` (see ``Source.kind``).
     """
 
     name: str
     description: str
     module: Callable[..., nn.Module]
     options: tuple[str, ...] = ()
+    kind: str = "array"
 
 
 MODELS: dict[str, ModelEntry] = {
@@ -37,6 +38,18 @@ MODELS: dict[str, ModelEntry] = {
         ModelEntry("fedavg_cnn", "the CNN of FedAvg: conv 32 and 64, dense 512", FedAvgCNN, ("activation", "pool")),
     )
 }
+
+
+def check_kind(name: str, kind: str, data: str) -> None:
+    """Refuse a model that cannot read the data.
+
+    Raises:
+        ValueError: the model is given another kind of input than the data holds; the message names models that fit.
+    """
+    entry = find(name)
+    if entry.kind != kind:
+        fit = ", ".join(other.name for other in MODELS.values() if other.kind == kind) or "none yet"
+        raise ValueError(f"model {entry.name} reads {entry.kind} data, {data} holds {kind} data: models for it: {fit}")
 
 
 def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head", **options: Any) -> Model:
@@ -54,7 +67,6 @@ def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head",
             raise ValueError(f"model {entry.name} takes no option {key!r}; its options: {takes}")
     if any(width < 1 for width in given.get("hidden", ())):
         raise ValueError(f"hidden widths must be at least 1, found {list(given['hidden'])}")
-    sample = np.zeros(np.shape(sample), np.float32)
     return flax_model(entry.module(num_classes, **given), sample, head=head, name=entry.name)
 
 

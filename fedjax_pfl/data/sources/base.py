@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_pfl.data.checks import check_values
+from fedjax_pfl.data.clients import Reader
 
 DATA_VARIABLE = "FEDJAX_PFL_DATA"
 
@@ -19,10 +20,17 @@ DATA_VARIABLE = "FEDJAX_PFL_DATA"
 class Source:
     """All samples of one data set on the host, checked when built.
 
-    x: ``(n, ...)`` uint8 or float32; a model sees ``(x - shift) / scale``. y: ``(n,)`` int32 in ``0..num_classes-1``.
+    x: ``(n, ...)`` uint8 or float32; a model sees ``(x - shift) / scale``. With a reader, places in the tables (int32).
+    y: ``(n,)`` int32 in ``0..num_classes-1``.
     client: ``(n,)`` natural client ids (integers or text), or None.
     group: ``(n,)`` the known group of each sample's client in generated data, or None.
     official_test: ``(n,)`` bool, the samples of the published test set, or None.
+    kind: what a model is given: ``array`` (numbers), ``tokens`` (whole numbers that stand for symbols) or ``graph``.
+    tables, reader: what samples have in common, such as the text that windows are cut from, and how a batch of ``x`` is
+        read from it (see ``ClientData``).
+    segment, overlap: ``(n,)`` the recording that a sample was cut from, in whose order the samples stand, and how many
+        of the following samples share content with a sample: splits cut such segments in order and leave a gap.
+    dataset, datasets: ``(n,)`` which of several data sets a sample is from, and their names; None for a single one.
 
     Raises:
         ValueError: no samples, lengths that differ, labels out of range, NaN or infinite features.
@@ -37,11 +45,19 @@ class Source:
     official_test: np.ndarray | None = None
     shift: np.ndarray | float = 0.0
     scale: np.ndarray | float = 1.0
+    kind: Literal["array", "tokens", "graph"] = "array"
+    tables: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    reader: Reader | None = None
+    segment: np.ndarray | None = None
+    overlap: int = 0
+    dataset: np.ndarray | None = None
+    datasets: tuple[str, ...] = ()
     licence: str = ""
     where: str = ""
 
     def __post_init__(self) -> None:
         arrays = {"x": self.x, "y": self.y, "client": self.client, "group": self.group, "test": self.official_test}
+        arrays |= {"segment": self.segment, "dataset": self.dataset}
         lengths = {name: len(leaf) for name, leaf in arrays.items() if leaf is not None}
         if not lengths["y"]:
             raise ValueError(f"{self.name}: the data set is empty")
@@ -55,6 +71,10 @@ class Source:
     def examples(self) -> dict[str, np.ndarray]:
         """The leaves that go to the device, as views."""
         return {"x": self.x, "y": self.y}
+
+    def sample(self) -> Any:
+        """A batch of one sample as a model is given it, before shift and scale."""
+        return self.x[:1] if self.reader is None else self.reader(self.x[:1], self.tables)
 
 
 class SourceEntry(NamedTuple):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.base import Source, SourceEntry, locate
 from fedjax_pfl.data.checks import MAPPING
 from fedjax_pfl.data.files import read_npz
+from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
 
 
 def _npz(argument: str, data_dir: Path | None) -> Source:

@@ -1,4 +1,4 @@
-"""Image sources: scikit-learn's digits and MNIST-style idx files."""
+"""MNIST-style idx files."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.base import Source, SourceEntry, locate
 from fedjax_pfl.data.checks import MAPPING
 from fedjax_pfl.data.files import read_idx, read_npz
-
-
-def _digits(argument: str, data_dir: Path | None) -> Source:
-    if argument:
-        raise ValueError(f"digits takes no options, found {argument!r}")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = bunch.images.astype(np.uint8)[..., None]
-    where = "Alpaydin and Kaynak (1998), the copy of scikit-learn"
-    return Source("digits", x, bunch.target.astype(np.int32), 10, scale=16.0, licence=DIGITS.licence, where=where)
+from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
 
 
 def _idx_file(folder: Path, stem: str, rank: int) -> Path | None:
@@ -78,7 +67,6 @@ def _writers(folder: Path, pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.nda
     return np.concatenate([found[name] for name in names])
 
 
-DIGITS = SourceEntry("digits", "digits", "1,797 images 8x8 of digits, embedded in scikit-learn", "CC BY 4.0", _digits)
 MNIST_IDX = SourceEntry(
     "mnist-idx",
     "mnist-idx[:DIR]",

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.base import Source, SourceEntry
 from fedjax_pfl.data.checks import unknown_name
+from fedjax_pfl.data.sources.base import Source, SourceEntry
 
 
 class SyntheticConfig(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedjax_pfl.data.base import DATA_VARIABLE, Source, SourceEntry
 from fedjax_pfl.data.checks import unknown_name
-from fedjax_pfl.data.images import DIGITS, MNIST_IDX
-from fedjax_pfl.data.synthetic import SYNTHETIC
-from fedjax_pfl.data.tabular import NPZ
+from fedjax_pfl.data.sources.base import DATA_VARIABLE, Source, SourceEntry
+from fedjax_pfl.data.sources.digits import DIGITS
+from fedjax_pfl.data.sources.idx import MNIST_IDX
+from fedjax_pfl.data.sources.npz import NPZ
+from fedjax_pfl.data.sources.synthetic import SYNTHETIC
 
 __all__ = ["DATA_VARIABLE", "SOURCES", "Source", "SourceEntry", "load"]
 
