@@ -62,3 +62,40 @@ def official_parts(
     parts = [official[part] for part in deal(labels[official], plan, rng)]
     lost = int(supply[held == 0].sum())
     return parts, [f"left out {lost} official test samples of classes that no client has"] if lost else []
+
+
+def ordered_parts(
+    parts: Sequence[np.ndarray], segment: np.ndarray, overlap: int, test: float, validation: float
+) -> tuple[Parts, Parts, Parts, int]:
+    """Train, validation and test rows of each client, ascending, where neighbours in the source share content.
+
+    Each segment of a client is cut in order: training samples first, then validation, then test, in numbers that add
+    up to the client's fractions. A sample is left out where one of the ``overlap`` samples behind it is in a later
+    part, so nothing that is tested was trained on. A client that this would leave without a training sample only trains.
+
+    Returns:
+        Train, validation and test rows, and how many samples were left out.
+    """
+    clients = len(parts)
+    rows = np.concatenate([np.zeros(0, np.int64), *parts])
+    owner = np.repeat(np.arange(clients), [len(part) for part in parts])
+    order = np.lexsort((rows, segment[rows], owner))
+    rows, owner = rows[order], owner[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (segment[rows][1:] != segment[rows][:-1])
+    cell, begin = np.cumsum(first) - 1, np.flatnonzero(first)
+    length = np.bincount(cell)
+    done = np.cumsum(length) - np.searchsorted(owner, owner[begin])  # samples of the client up to the cell's end
+    tests = np.rint(test * done) - np.rint(test * (done - length))
+    held = np.rint((test + validation) * done) - np.rint((test + validation) * (done - length))
+    held = np.maximum(held, tests)
+    place = np.arange(len(rows)) - begin[cell]
+    kind = (place >= (length - held)[cell]).astype(int) + (place >= (length - tests)[cell])
+    later = np.full((2, len(length)), np.iinfo(np.int64).max)  # the first row of a cell that is tested, or held at all
+    for which in (0, 1):
+        np.minimum.at(later[which], cell[kind > which], rows[kind > which])
+    dropped = (kind < 2) & (rows + overlap >= later[np.minimum(kind, 1), cell])
+    barren = np.bincount(owner[(kind == 0) & ~dropped], minlength=clients) == 0
+    kind, dropped = np.where(barren[owner], 0, kind), dropped & ~barren[owner]
+    named = [_regroup(rows[(kind == k) & ~dropped], owner[(kind == k) & ~dropped], clients) for k in (0, 1, 2)]
+    return named[0], named[1], named[2], int(dropped.sum())

@@ -1,0 +1,133 @@
+"""From a source to a partition, a pure function of (labels, options, seed), and on to client data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.data.assign import PARTITIONS, Pool, check_config
+from fedjax_pfl.data.clients import SPLITS, ClientData, client_data
+from fedjax_pfl.data.config import PartitionConfig
+from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.shifts import shifted
+from fedjax_pfl.data.sources import Source
+from fedjax_pfl.data.splits import official_parts, ordered_parts, split_parts
+
+ASSIGN, SPLIT, OFFICIAL, UNSEEN = 1, 2, 3, 5  # purposes: each has its own stream of random numbers (4: shifts.py)
+
+
+def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Partition:
+    """The partition of a source, or of bare labels ``(n,)``, by a configuration: the same in every process.
+
+    Raises:
+        ValueError: values out of range, more clients than samples, a minimum or a number of classes that cannot be met,
+            natural without client ids, an official test without an official test set, an unknown method, several data
+            sets in a method that would mix them, ordered splits of data without an order, all clients held out.
+    """
+    check_config(config)
+    source = source if isinstance(source, Source) else _bare(source)
+    labels, official = source.y, source.official_test
+    if config.test == "official" and (official is None or official.all() or not official.any()):
+        raise ValueError(
+            "test='official' needs a source with an official test set and training samples: use test='local'"
+        )
+    entry, several = PARTITIONS[config.method], len(source.datasets) > 1
+    if several and config.test == "official":
+        raise ValueError(f"{source.name} holds several data sets: use test='local'")
+    if several and not entry.across:
+        fit = ", ".join(other.name for other in PARTITIONS.values() if other.across)
+        raise ValueError(f"{config.method} would mix the {len(source.datasets)} data sets of {source.name}: use {fit}")
+    where = np.flatnonzero(~official) if config.test == "official" and official is not None else np.arange(len(labels))
+    client, dataset = (None if leaf is None else leaf[where] for leaf in (source.client, source.dataset))
+    pool = Pool(labels[where], source.num_classes, client, dataset, source.datasets)
+    dealt = entry.assign(pool, config, _generator(config.seed, ASSIGN))
+    parts, notes = [where[part] for part in dealt.parts], list(dealt.notes)
+    (train, validation, test), more = _split(source, parts, config)
+    groups = dealt.groups
+    if groups is None and source.group is not None:
+        groups = _groups(parts, source.group)
+    whole = Partition(config, len(labels), train, validation, test, (*notes, *more), groups)
+    return _hold_out(whole) if config.held_out else whole
+
+
+def _split(
+    source: Source, parts: list[np.ndarray], config: PartitionConfig
+) -> tuple[list[tuple[np.ndarray, ...]], list[str]]:
+    """Train, validation and test rows of the clients, and notes."""
+    labels, fraction = source.y, config.test_fraction if config.test == "local" else 0.0
+    ordered = config.split == "order" or (config.split == "auto" and source.segment is not None)
+    notes: list[str] = []
+    if not ordered:
+        rng = _generator(config.seed, SPLIT)
+        splits = list(split_parts(parts, labels, fraction, config.validation_fraction, rng))
+    elif source.segment is None:
+        raise ValueError(f"split='order' needs samples with an order, {source.name} has none: use split='random'")
+    else:
+        *splits, lost = ordered_parts(parts, source.segment, source.overlap, fraction, config.validation_fraction)
+        notes += [f"left out {lost} samples that share content with a later split"] if lost else []
+    if config.test == "official" and source.official_test is not None:
+        counts = np.stack([np.bincount(labels[part], minlength=source.num_classes) for part in parts])
+        official = np.flatnonzero(source.official_test)
+        splits[2], more = official_parts(counts, official, labels, _generator(config.seed, OFFICIAL))
+        notes += more
+    return [tuple(split) for split in splits], notes
+
+
+def _hold_out(whole: Partition) -> Partition:
+    """The same partition without ``held_out`` clients drawn by the seed, which become ``unseen``."""
+    count, clients = whole.config.held_out, len(whole)
+    if count >= clients:
+        raise ValueError(f"held_out must leave a client that trains: {count} of {clients} are held out")
+    held = np.sort(_generator(whole.config.seed, UNSEEN).permutation(clients)[:count])
+    kept = np.setdiff1d(np.arange(clients), held)
+
+    def chosen(clients: np.ndarray, **changes: Any) -> Partition:
+        rows: dict[str, Any] = {split: tuple(whole.rows(split)[client] for client in clients) for split in SPLITS}
+        groups = None if whole.groups is None else whole.groups[clients]
+        return dataclasses.replace(whole, **rows, groups=groups, **changes)
+
+    return chosen(kept, unseen=chosen(held))
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose,))))
+
+
+def _bare(labels: np.ndarray) -> Source:
+    """A source of labels alone."""
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size or labels.min() < 0:
+        raise ValueError(
+            f"labels must be a non-empty 1-d array of integers 0..C-1, found {labels.dtype} {labels.shape}"
+        )
+    return Source("labels", np.zeros((len(labels), 1), np.uint8), labels, int(labels.max()) + 1)
+
+
+def _groups(parts: Sequence[np.ndarray], group: np.ndarray) -> np.ndarray | None:
+    """The group of each client, or None where a client mixes groups."""
+    if any((group[part] != group[part[0]]).any() for part in parts):
+        return None
+    return np.array([group[part[0]] for part in parts])
+
+
+def to_client_data(source: Source, partition: Partition) -> ClientData:
+    """``ClientData`` of a source under a partition; the features are the source's own array, not a copy.
+
+    Only a partition that shifts features copies them.
+
+    Raises:
+        ValueError: a partition of other data, a client without training samples (see ``clients.check``), features that
+            cannot be shifted.
+    """
+    if len(source) != partition.samples:
+        raise ValueError(f"the partition is of {partition.samples} samples, {source.name} has {len(source)}")
+    examples, lists = source.examples(), [partition.rows(split) for split in SPLITS]
+    if PARTITIONS[partition.config.method].shift and partition.groups is not None:
+        if source.reader is not None:
+            raise ValueError(f"feature_shift needs features, {source.name} holds {source.kind} data")
+        own = [np.concatenate(rows) for rows in zip(*lists, strict=True)]
+        examples["x"] = shifted(source.x, own, partition.groups, partition.config)
+    return client_data(examples, source.num_classes, *lists, tables=source.tables, reader=source.reader)
