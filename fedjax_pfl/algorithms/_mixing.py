@@ -52,6 +52,11 @@ def mean_body(env: Env, theta: Variables) -> Variables:
     return weighted_mean(theta, env.data.real.astype(jnp.result_type(float)))
 
 
+def newcomer(env: Env, state: Any, fresh: Variables) -> Variables:
+    """What a client that the server has never seen gets: the mean of all bodies, with a new head."""
+    return fresh | mean_body(env, state.theta)
+
+
 def initial_rows(
     fed: Federation, env: Env, key: jax.Array, keep_optimizer: bool = False
 ) -> tuple[Variables, Variables, Tree]:

@@ -45,6 +45,7 @@ from fedjax_pfl.algorithms._mixing import (
     body_floats,
     initial_rows,
     mean_body,
+    newcomer,
     personal,
     train_all,
     train_one,
@@ -178,7 +179,7 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fedapa", init, round_released if released else round_, received, personal, None, fed.scores,
         rows=State._fields, floats=(body, body), hyper=hyper, serve=serve,
-        artifacts=lambda env, state: {"aggregation_weights": served_weights(state)},
+        artifacts=lambda env, state: {"aggregation_weights": served_weights(state)}, newcomer=newcomer,
     )  # fmt: skip
 
 

@@ -96,4 +96,5 @@ def averaging(
     return Algorithm(
         name, init, round_, deliver, deliver, shared if everything_shared else None, fed.scores,
         rows=("private",), floats=(sent, sent), hyper=fed.hyper(**hyper),
+        newcomer=lambda env, state, fresh: fresh | state.shared,
     )  # fmt: skip

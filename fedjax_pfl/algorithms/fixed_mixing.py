@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_pfl.algorithms._mixing import Row, body_floats, initial_rows, mean_body, personal, train_all
+from fedjax_pfl.algorithms._mixing import Row, body_floats, initial_rows, mean_body, newcomer, personal, train_all
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
@@ -74,4 +74,5 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fixed_mixing", init, round_, received, personal, None, fed.scores,
         rows=("theta", "phi"), floats=(body, body), hyper=fed.hyper(self_weight=options.self_weight), serve=serve,
+        newcomer=newcomer,
     )  # fmt: skip

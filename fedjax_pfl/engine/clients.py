@@ -41,6 +41,7 @@ class Work:
     """How local work is run; everything here is static.
 
     batch_size, epochs: minibatches of at most so many samples, passes over the split (none: no step).
+    steps: at most so many minibatches of a client, all epochs together (None: no limit).
     split: which samples. shuffle: a new order each epoch, or the order of the data.
     chunk: clients trained at once (memory grows with it). most: at most so many clients take part (None: all).
     differentiable: static scans, through which reverse mode works, instead of loops of dynamic length.
@@ -53,6 +54,7 @@ class Work:
     shuffle: bool = True
     chunk: int = 1
     most: int | None = None
+    steps: int | None = None
     differentiable: bool = False
     check: bool = True
     mesh: Mesh | None = None
@@ -167,7 +169,7 @@ def run_client(
         batch = data.gather(rows) | {"mask": place < count}
         return step(carry, batch, t, jax.random.fold_in(steps_key, t))
 
-    steps = jnp.where(active, batches * work.epochs, 0)
+    steps = jnp.where(active, jnp.minimum(batches * work.epochs, most_steps(data, work)), 0)
     carry = begin(client, row, common)
     carry = _repeat(advance, steps, most_steps(data, work), carry, work.differentiable)
     return end(client, carry, row)
@@ -183,7 +185,8 @@ def sample_order(data: ClientData, work: Work, key: jax.Array) -> jax.Array:
 
 def most_steps(data: ClientData, work: Work) -> int:
     """The largest number of steps of one client (static)."""
-    return -(-data.limit(work.split) // work.batch_size) * work.epochs
+    steps = -(-data.limit(work.split) // work.batch_size) * work.epochs
+    return steps if work.steps is None else min(steps, work.steps)
 
 
 def _repeat(advance: Callable[[Any, Tree], Tree], steps: jax.Array, most: int, carry: Tree, static: bool) -> Tree:

@@ -44,6 +44,8 @@ class Algorithm(NamedTuple):
     hyper: the numeric hyper-parameters of the method (the learning rate ``lr`` included): they enter ``env``.
     serve: ``(env, state) -> State``, called once before ``received`` of many clients is asked: puts what depends on
         several clients into rows.
+    newcomer: ``(env, state, fresh) -> variables`` that the server gives a client it has never seen; ``fresh`` are newly
+        initialised variables, for what no client shares. None: the method has nothing for such a client.
     artifacts: ``(env, state) -> {name: array}``, what a report should show of the last state besides accuracy;
         axes of length ``slots`` are clients. ``aggregation_weights`` ``(slots, slots)`` is drawn as a heat map.
     """
@@ -60,6 +62,7 @@ class Algorithm(NamedTuple):
     hyper: Mapping[str, float]
     serve: Callable[[Env, Any], Any] = lambda env, state: state
     artifacts: Callable[[Env, Any], dict[str, jax.Array]] = lambda env, state: {}
+    newcomer: Callable[[Env, Any, Variables], Variables] | None = None
 
 
 def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:

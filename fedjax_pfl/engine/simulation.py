@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_pfl import evaluation
+from fedjax_pfl import evaluation, unseen
+from fedjax_pfl.data.clients import ClientData
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
 from fedjax_pfl.engine.rounds import Info, State, one_round
@@ -112,7 +113,7 @@ class Simulation:
         if mesh is None:
             return None
         everywhere = NamedSharding(mesh, COMMON)
-        if name in ("evaluate", "artifacts"):
+        if name in ("evaluate", "artifacts", "unseen"):
             return everywhere
         state = jax.eval_shape(self._init, self.env, jax.random.key(0))
         lead = (None,) if self.seeds > 1 else ()
@@ -146,6 +147,16 @@ class Simulation:
         scores = jax.device_get(self._call("evaluate", self._evaluate, (0,), self.env, state))
         lead = (lambda a: a) if self.seeds > 1 else (lambda a: a[None])
         return Record(round_, jax.tree.map(lambda a: lead(np.asarray(a))[:, self.slot_of_client], scores))
+
+    def unseen(self, state: State, data: ClientData, steps: int) -> dict[str, dict[str, Scores]]:
+        """Clients that never trained, on a state: see ``fedjax_pfl.unseen.adapt``; leaves ``(seeds, clients)``."""
+
+        def adapt(env: Env, data: ClientData, state: State, key: jax.Array) -> Any:
+            return unseen.adapt(self.fed, self.algorithm, env, state, data, key, steps)
+
+        scores = jax.device_get(self._call("unseen", adapt, (None, 0, 0), self.env, data, state, self.key))
+        order = np.argsort(np.asarray(jax.device_get(data.ids)))[: data.num_clients]
+        return jax.tree.map(lambda a: (a if self.seeds > 1 else a[None])[:, order], scores)
 
     def artifacts(self, state: State) -> dict[str, np.ndarray]:
         """What the algorithm shows of a state: leaves ``(seeds, ...)``, clients in the order of their ids."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import tyro
 
 from fedjax_pfl.algorithms import Entry, registry
-from fedjax_pfl.experiment.config import SECTION_OF, SECTIONS, Config, TrainingConfig
+from fedjax_pfl.experiment.config import SECTION_OF, SECTIONS, Config, DataConfig, PartitionOptions, TrainingConfig
 from fedjax_pfl.experiment.errors import UserError, nearest
 
 Parsed = TypeVar("Parsed")
@@ -44,6 +44,25 @@ class ReportOptions:
     """Folder of the report (default: the only folder, or a new one in runs/)."""
     debug: bool = False
     """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionOutput:
+    """Where the partition is written."""
+
+    out: Path | None = None
+    """Folder for partition.npz (for --partition-file), its picture and its table."""
+    debug: bool = False
+    """Show the whole traceback of an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionCommand:
+    """Show who gets which samples, without training."""
+
+    data: DataConfig = DataConfig()
+    partition: PartitionOptions = PartitionOptions()
+    output: PartitionOutput = PartitionOutput()
 
 
 def run_options(entry: Entry | None) -> type:

@@ -1,4 +1,4 @@
-"""The command ``fedjax-pfl``: run, compare, list, report."""
+"""The command ``fedjax-pfl``: run, compare, partition, list, report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from rich.markup import escape
 
 from fedjax_pfl.experiment import arguments
 from fedjax_pfl.experiment.config import Config
-from fedjax_pfl.experiment.console import Display, comparison_table, make_console, results_table, speed_text
+from fedjax_pfl.experiment.console import (
+    Display,
+    comparison_table,
+    make_console,
+    results_table,
+    speed_text,
+    unseen_text,
+)
 from fedjax_pfl.experiment.errors import UserError, nearest
 from fedjax_pfl.experiment.folder import create, refuse_file
 
@@ -26,6 +33,7 @@ Simulate personalized federated learning with all clients stacked on one acceler
   run --resume DIR             continue a run that was interrupted
   compare ALGORITHM[:KEY=VALUE,...] ... [OPTIONS]
                                run several on the same clients, initial model and cohorts; one report
+  partition [OPTIONS]          show who gets which samples, without training; --out DIR saves it with its picture
   list algorithms|data|models|partitions
   report DIR ... [--out DIR]   write the report of finished runs again, or of several in one
   --version
@@ -56,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(tokens: list[str]) -> int:
     """The command named by the first token."""
     commands: dict[str, Callable[[list[str]], int]] = {
-        "run": run_command, "compare": compare_command, "list": list_command, "report": report_command
+        "run": run_command, "compare": compare_command, "partition": partition_command, "list": list_command,
+        "report": report_command,
     }  # fmt: skip
     if not tokens or tokens[0] in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -102,7 +111,8 @@ def run_command(tokens: list[str]) -> int:
         outcome = run.run_experiment(config, output.out, display=display, command=command)
     if any(outcome.summary["test"].values()):
         display.console.print(results_table(outcome.summary))
-    display.note(speed_text(outcome.summary), "")
+    for text in filter(None, (unseen_text(outcome.summary), speed_text(outcome.summary))):
+        display.note(text, "")
     return _end(display, outcome.folder, [outcome.folder], outcome.code, command, "run", outcome.problem)
 
 
@@ -127,6 +137,27 @@ def compare_command(tokens: list[str]) -> int:
     display.console.print(comparison_table(outcome.rows))
     folders = [outcome.folder / name for name, _ in outcome.rows]
     return _end(display, outcome.folder, folders, outcome.code, command, "compare", None)
+
+
+def partition_command(tokens: list[str]) -> int:
+    """``partition``: who gets which samples."""
+    from fedjax_pfl.experiment import dealt
+    from fedjax_pfl.experiment.setup import load_data
+
+    kind = arguments.PartitionCommand
+    options = arguments.parse(kind, tokens, f"{PROG} partition", str(kind.__doc__), default=kind())
+    if options.output.out is not None:
+        refuse_file(options.output.out)
+    config = Config(data=options.data, partition=options.partition)
+    config.check()
+    source, partition, _ = load_data(config)
+    display = Display()
+    display.console.print(dealt.table(source, partition))
+    for line in dealt.summary(partition):
+        display.note(line, "")
+    for path in dealt.save(options.output.out, source, partition) if options.output.out else ():
+        _show_path(display, path)
+    return 0
 
 
 def list_command(tokens: list[str]) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from fedjax_pfl.data.config import PartitionOptions
 from fedjax_pfl.experiment.errors import nearest
 from fedjax_pfl.experiment.sections import (
     SECTION_OF,
@@ -18,8 +19,8 @@ from fedjax_pfl.experiment.sections import (
 )
 
 __all__ = [
-    "SECTIONS", "SECTION_OF", "Config", "DataConfig", "MachineConfig", "ModelConfig", "RoundsConfig", "TrainingConfig",
-    "configure",
+    "SECTIONS", "SECTION_OF", "Config", "DataConfig", "MachineConfig", "ModelConfig", "PartitionOptions",
+    "RoundsConfig", "TrainingConfig", "configure",
 ]  # fmt: skip
 
 
@@ -33,6 +34,7 @@ class Config:
     algorithm: str = "fedavg"
     options: Any = None
     data: DataConfig = DataConfig()
+    partition: PartitionOptions = PartitionOptions()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     rounds: RoundsConfig = RoundsConfig()
@@ -81,14 +83,19 @@ class Config:
             raise ValueError(f"momentum must be in [0, 1), found {self.training.momentum}")
         if self.training.momentum and self.training.optimizer != "sgd":
             raise ValueError(f"momentum belongs to sgd; {self.training.optimizer} has none: leave it at 0")
-        if self.data.clients == 0 and self.data.partition != "natural":
-            raise ValueError("clients must be at least 1, found 0 (0 takes all of a natural partition)")
+        if self.data.partition_file is not None:
+            ignored = dataclasses.replace(self.data, data=DataConfig.data, data_dir=None, partition_file=None)
+            for part in (ignored, self.partition):
+                for field in dataclasses.fields(part):
+                    if getattr(part, field.name) != field.default:
+                        option = field.name.replace("_", "-")
+                        raise ValueError(f"--partition-file says who has which samples: leave out --{option}")
 
 
 LEAST: dict[str, float] = {
-    "clients": 0, "partition_seed": 0, "local_epochs": 1, "batch_size": 1, "lr": 0, "lr_decay": 0, "lr_step": 1,
-    "weight_decay": 0, "rounds": 1, "seed": 0, "seeds": 1, "eval_every": 1, "last_k": 1, "client_chunk": 1,
-    "devices": 1, "checkpoint_seconds": 0,
+    "clients": 1, "partition_seed": 0, "local_epochs": 1, "batch_size": 1, "lr": 0, "lr_decay": 0, "lr_step": 1,
+    "weight_decay": 0, "rounds": 1, "seed": 0, "seeds": 1, "eval_every": 1, "last_k": 1, "adapt_steps": 1,
+    "client_chunk": 1, "devices": 1, "checkpoint_seconds": 0,
 }  # fmt: skip
 
 

@@ -136,6 +136,19 @@ def results_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def unseen_text(summary: dict[str, Any]) -> str:
+    """Accuracy of the clients that were held out, or nothing."""
+    found, seeds = summary.get("unseen"), len(summary["seeds"])
+    if not found:
+        return ""
+    before, after = (
+        f"{found[when]['weighted_mean']:.4f}" + (f" ± {found[when]['std_over_seeds']:.4f}" if seeds > 1 else "")
+        for when in ("before", "after")
+    )
+    steps = found["steps"]
+    return f"{found['clients']} clients held out: test accuracy {before} before and {after} after {steps} local steps"
+
+
 def speed_text(summary: dict[str, Any]) -> str:
     """How fast a run was and how much memory it took."""
     timing, memory = summary["timing"], summary["memory"]

@@ -12,7 +12,8 @@ rounds.jsonl        a line for every (round, seed): ``round`` (counted from 1), 
 per_client.npz      ``rounds`` (K,), ``seeds`` (S,), ``samples_train|validation|test`` (M,), and
                     ``<split>/<kind>/accuracy|loss`` (K, S, M), NaN where a client has no samples
 clients.csv         a row for every (seed, client) after the last round
-arrays.npz          what the algorithm shows of its last state, leaves (S, ...), and ``label_histogram`` (M, C)
+arrays.npz          what the algorithm shows of its last state, leaves (S, ...), ``label_histogram`` (M, C), and where
+                    clients were held out ``unseen_before|after`` (S, H), their test accuracy
 summary.json        the results
 checkpoints/        the last two states
 report.html         the report; its figures as PNG are in figures/

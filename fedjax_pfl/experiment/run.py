@@ -18,6 +18,7 @@ from fedjax_pfl.experiment.record import Recorder
 from fedjax_pfl.experiment.resuming import check_partition, stored_config
 from fedjax_pfl.experiment.session import Outcome, Session
 from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, with_local_work
+from fedjax_pfl.unseen import require_newcomer
 
 
 class Prepared(NamedTuple):
@@ -44,6 +45,8 @@ def prepare(config: Config, beside: Prepared | None = None) -> Prepared:
     else:
         fed, extras = with_local_work(beside.fed, config), beside.extras
     algorithm = build_algorithm(config, fed)
+    if extras.unseen is not None:
+        require_newcomer(algorithm)
     r = config.rounds
     simulation = Simulation(fed, algorithm, rounds=r.rounds, eval_every=r.eval_every, seed=r.seed, seeds=r.seeds)
     return Prepared(config, fed, extras, algorithm, simulation)
@@ -65,7 +68,7 @@ def run_experiment(
         files.refuse_existing(out)
     prepared = prepared or prepare(config)
     predicted = _announce(prepared, display)
-    path = files.create(out, f"{config.data.data.partition(':')[0]}-{config.algorithm}")
+    path = files.create(out, f"{config.data.data.partition(':')[0].replace('/', '-')}-{config.algorithm}")
     display.note(f"writing to {path}")
     session = _session(prepared, path, display, predicted, command or default_command(path))
     with session.guarded():
@@ -112,6 +115,8 @@ def _announce(prepared: Prepared, display: Display) -> memory.Predicted:
         f"{config.algorithm} on {prepared.extras.source.name}: {len(partition)} clients with {sizes.min()} to "
         f"{sizes.max()} training samples, model {fed.model.name} with {fed.model.count():,} parameters"
     )
+    if partition.unseen is not None:
+        display.note(f"{len(partition.unseen)} more clients are held out")
     for text in partition.notes:
         display.note(f"partition: {text}")
     empty = int((partition.sizes("test") == 0).sum())

@@ -5,35 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from fedjax_pfl.data.config import PartitionOptions
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Data, and which client has which samples."""
+    """Data, and the way it is dealt to clients."""
 
     data: str = "digits"
-    """Data source: digits, mnist-idx:DIR, npz:FILE, synthetic[:KEY=VALUE,...] (see: list data)."""
+    """Data source, such as digits, cifar10, mnist-idx:DIR or csv:FILE,label=NAME (see: list data)."""
     data_dir: str | None = None
-    """Folder in which relative paths of data are looked for first."""
+    """Folder in which files of data are looked for; nothing is downloaded then."""
     partition: str = "dirichlet"
-    """How samples are dealt to clients: iid, dirichlet, pathological, natural (see: list partitions)."""
-    alpha: float = 0.1
-    """Parameter of the Dirichlet partition: small is skewed, large is IID."""
-    clients: int = 20
-    """Number of clients; 0 takes all of a natural partition."""
-    classes_per_client: int = 2
-    """Classes of each client in the pathological partition."""
-    balance: bool = False
-    """Equal client sizes, within one (dirichlet, pathological)."""
-    min_samples: int = 2
-    """Smallest number of samples of a client, all its splits together."""
-    validation_fraction: float = 0.1
-    """Share of each client's samples that is its validation set; 0 for none."""
-    test_fraction: float = 0.25
-    """Share of each client's samples that is its test set (with: --test local)."""
-    test: Literal["local", "official"] = "local"
-    """Test samples: a share of each client's own, or of the published test set by the client's labels."""
+    """How samples are dealt to clients (see: list partitions)."""
+    clients: int | None = None
+    """Number of clients, those held out included (default: 20, or all that the source has of its own)."""
     partition_seed: int = 0
     """Seed of the partition, independent of the seed of the run."""
+    partition_file: str | None = None
+    """A partition.npz to use instead: of another run, or of: fedjax-pfl partition."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +88,8 @@ class RoundsConfig:
     """Rounds between evaluations (round 0 and the last round are always evaluated)."""
     last_k: int = 5
     """Number of last evaluations in the mean of the last."""
+    adapt_steps: int = 10
+    """Local steps with which clients that were held out adapt the trained model at the end (with: --held-out)."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
     """When a client's update is not finite: stop at the end of these rounds, or count it and go on."""
 
@@ -116,6 +108,7 @@ class MachineConfig:
 
 SECTIONS: dict[str, type] = {
     "data": DataConfig,
+    "partition": PartitionOptions,
     "model": ModelConfig,
     "training": TrainingConfig,
     "rounds": RoundsConfig,

@@ -14,6 +14,7 @@ import jax
 from fedjax_pfl.engine import simulate
 from fedjax_pfl.engine.simulate import Progress, Result
 from fedjax_pfl.engine.simulation import Simulation
+from fedjax_pfl.evaluation import Scores, mean_over_clients
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory
 from fedjax_pfl.experiment.checkpoint import Checkpoints
@@ -118,10 +119,12 @@ class Session:
         arrays = self.simulation.artifacts(result.state)
         source = self.extras.source
         arrays["label_histogram"] = self.extras.partition.counts(source.y, num_classes=source.num_classes)
+        adapted = self._adapt(result.state)
+        arrays |= {f"unseen_{when}": scores.accuracy for when, scores in adapted.items()}
         files.write_arrays(self.path / files.ARRAYS, arrays)
         done, failed = self.recorder.records[-1].round, result.failures and self.config.rounds.on_nonfinite == "stop"
         status = "nonfinite" if failed else "finished" if done == self.simulation.rounds else "interrupted"
-        summary = files.plain(self._summary(result, first, status))
+        summary = files.plain(self._summary(result, first, status) | {"unseen": self._unseen_summary(adapted)})
         files.write_json(self.path / files.SUMMARY, summary)
         if status == "nonfinite":
             return Outcome(self.path, summary, result.state, 1, self._nonfinite(result.failures))
@@ -130,6 +133,24 @@ class Session:
         if status == "interrupted":
             return Outcome(self.path, summary, result.state, interrupt.exit_code, f"stopped after round {done}")
         return Outcome(self.path, summary, result.state, 0, None)
+
+    def _adapt(self, state: Any) -> dict[str, Scores]:
+        """Test scores of the clients that were held out, ``before`` and ``after`` they adapt."""
+        if self.extras.unseen is None:
+            return {}
+        return self.simulation.unseen(state, self.extras.unseen, self.config.rounds.adapt_steps).get("test", {})
+
+    def _unseen_summary(self, adapted: dict[str, Scores]) -> dict[str, Any] | None:
+        unseen = self.extras.partition.unseen
+        if unseen is None or not adapted:
+            return None
+        samples = unseen.sizes("test")
+        found: dict[str, Any] = {"clients": len(unseen), "steps": self.config.rounds.adapt_steps}
+        for when, scores in adapted.items():
+            means = mean_over_clients(scores.accuracy, samples)
+            found[when] = {"weighted_mean": float(means.mean()), "std_over_seeds": float(means.std())}
+            found[when]["per_seed"] = means.tolist()
+        return found
 
     def _summary(self, result: Result, first: int, status: str) -> dict[str, Any]:
         seconds = max(result.run_s - self._written_s, 1e-9)

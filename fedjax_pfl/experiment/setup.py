@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,19 +9,23 @@ import jax
 import optax
 
 from fedjax_pfl.algorithms import get
-from fedjax_pfl.data import Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
+from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.sharding import client_mesh, place_data
-from fedjax_pfl.experiment.config import Config, DataConfig, TrainingConfig
+from fedjax_pfl.experiment.config import Config, TrainingConfig
 from fedjax_pfl.models.registry import build_model, check_kind
 
 
 class Extras(NamedTuple):
-    """What a federation is made from: the source with its host arrays, and who has which samples."""
+    """What a federation is made from: the source with its host arrays, and who has which samples.
+
+    unseen: the data of clients that were held out, on the devices, or None.
+    """
 
     source: Source
     partition: Partition
+    unseen: ClientData | None = None
 
 
 def build_federation(config: Config, extras: Extras | None = None) -> tuple[Federation, Extras]:
@@ -36,16 +39,19 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     """
     config.check()
     mesh = client_mesh(config.machine.devices)
-    source, partition = extras or _data(config.data)
+    source, partition, _ = extras = extras or load_data(config)
     check_kind(config.model.model, source.kind, source.name)
     model = build_model(config.model.model, source.num_classes, source.sample(), **_model_options(config))
     participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
-    data = place_data(shard(to_client_data(source, partition), config.machine.devices), mesh)
+
+    def placed(part: Partition) -> ClientData:
+        return place_data(shard(to_client_data(source, part), config.machine.devices), mesh)
+
     fed = Federation(
-        model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
+        model, placed(partition), shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
         participation=participation, mesh=mesh, **_local_work(config),
     )  # fmt: skip
-    return fed, Extras(source, partition)
+    return fed, extras._replace(unseen=None if partition.unseen is None else placed(partition.unseen))
 
 
 def with_local_work(fed: Federation, config: Config) -> Federation:
@@ -82,12 +88,14 @@ def schedule(training: TrainingConfig, rounds: int) -> Callable[[jax.Array], jax
     return None
 
 
-def _data(config: DataConfig) -> Extras:
-    source = load(config.data, config.data_dir)
-    names = {field.name for field in dataclasses.fields(PartitionConfig)}
-    values = {name: value for name, value in vars(config).items() if name in names}
-    values |= {"method": config.partition, "clients": config.clients or None, "seed": config.partition_seed}
-    return Extras(source, make_partition(source, PartitionConfig(**values)))
+def load_data(config: Config) -> Extras:
+    """The source of a configuration, and who has which of its samples; no model is built."""
+    data = config.data
+    source = load(data.data, data.data_dir)
+    if data.partition_file is not None:
+        return Extras(source, Partition.load(data.partition_file, len(source)))
+    options = PartitionConfig(data.partition, data.clients, data.partition_seed, **vars(config.partition))
+    return Extras(source, make_partition(source, options))
 
 
 def _model_options(config: Config) -> dict[str, Any]:
