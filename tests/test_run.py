@@ -288,7 +288,7 @@ def test_an_update_that_is_not_finite_stops_the_run_with_a_sound_state(tmp_path:
 def test_absent_measurements_are_null_and_blank(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(41, 5)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(41) % 3, client=np.minimum(np.arange(41) // 10, 4))
-    data = {"data": f"npz:{tmp_path / 'data.npz'}", "partition": "natural", "min_samples": 1}
+    data = {"data": f"npz:{tmp_path / 'data.npz'}", "partition": "natural", "clients": None, "min_samples": 1}
     out = run_experiment(tiny(**data, validation_fraction=0.0), tmp_path / "run")
     assert out.summary["clients"] == 5
     assert out.summary["clients_without_test_samples"] == 1
