@@ -1,8 +1,10 @@
-"""Readers of idx and npz files that trust nothing in them: no pickles, no allocation that the file cannot fill."""
+"""Readers of idx, npy and npz files that trust nothing in them: no pickles, no allocation that the file cannot fill."""
 
 from __future__ import annotations
 
 import gzip
+import io
+import lzma
 import math
 import struct
 import zipfile
@@ -57,7 +59,7 @@ def _idx_shape(stream: IO[bytes], rank: int, path: Path) -> tuple[int, ...]:
     return struct.unpack(f">{rank}I", sizes)
 
 
-def _read_exactly(stream: Any, size: int, path: Path) -> np.ndarray:
+def _read_exactly(stream: Any, size: int, path: Path | str) -> np.ndarray:
     """``size`` bytes as uint8, read in pieces into one buffer."""
     array = np.empty(size, np.uint8)
     view, done = memoryview(array.data), 0
@@ -93,17 +95,55 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) ->
     if not plain or info.file_size > info.compress_size * EXPANSION:
         raise ValueError(f"{place}: packed in a way that np.savez does not use: write the file with np.savez again")
     with archive.open(info) as stream:
-        try:
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, fortran, dtype = read[np.lib.format.read_magic(stream)](stream)
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{place}: not a plain npy array ({error})") from error
-        if dtype.hasobject or dtype.names:
-            raise ValueError(f"{place}: dtype {dtype} is refused (object arrays are pickles): store plain numbers")
-        size = math.prod(shape) * dtype.itemsize
-        if size != info.file_size - stream.tell():
-            raise ValueError(f"{place}: the header promises {shape} of {dtype}, the file holds another size: damaged")
-        array = _read_exactly(stream, size, path)
+        array = read_npy(stream, place, info.file_size)
         stream.read(1)  # reaches the end, where zipfile compares the checksum
+    return array
+
+
+def read_npy(stream: IO[bytes], place: str, total: int) -> np.ndarray:
+    """The array of an npy stream of ``total`` bytes; never unpickles.
+
+    Raises:
+        ValueError: no npy data, object arrays (pickles), a header that disagrees with the bytes that follow.
+    """
+    begin = stream.tell()
+    try:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = read[np.lib.format.read_magic(stream)](stream)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{place}: not a plain npy array ({error})") from error
+    if dtype.hasobject or dtype.names:
+        raise ValueError(f"{place}: dtype {dtype} is refused (object arrays are pickles): store plain numbers")
+    size = math.prod(shape) * dtype.itemsize
+    if size != total - (stream.tell() - begin):
+        raise ValueError(f"{place}: the header promises {shape} of {dtype}, the file holds another size: damaged")
+    array = _read_exactly(stream, size, place)
     flat = array.view(dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def read_bounded(stream: IO[bytes], limit: int) -> bytes:
+    """The rest of a stream, or its first ``limit + 1`` bytes where it has more; memory grows with what is there."""
+    held = io.BytesIO()
+    while held.tell() <= limit and (piece := stream.read(min(CHUNK, limit + 1 - held.tell()))):
+        held.write(piece)
+    return held.getvalue()
+
+
+def read_npy_xz(path: Path, limit: int = 1 << 30) -> np.ndarray:
+    """The array of an ``.npy.xz`` file of at most ``limit`` bytes.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: see ``read_npy``; bad xz, more than ``limit`` bytes or than the header promises.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with lzma.open(path) as stream:
+            data = read_bounded(cast("IO[bytes]", stream), limit)
+    except (lzma.LZMAError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}): truncated or no xz file, fetch it again") from error
+    if len(data) > limit:
+        raise ValueError(f"{path}: unpacks to more than {limit} bytes: refused")
+    return read_npy(io.BytesIO(data), str(path), len(data))

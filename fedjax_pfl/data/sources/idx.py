@@ -36,24 +36,41 @@ def _idx_pair(folder: Path, stem: str) -> tuple[np.ndarray, np.ndarray] | None:
 def _mnist_idx(argument: str, data_dir: Path | None) -> Source:
     if not argument and data_dir is not None and _idx_file(data_dir, "train-images", 3):
         argument = "."
-    folder = locate(argument or "mnist", data_dir)
-    train, test = _idx_pair(folder, "train"), _idx_pair(folder, "t10k")
+    return read_folder(locate(argument or "mnist", data_dir))
+
+
+def read_folder(folder: Path, stems: tuple[str, str] = ("train", "t10k"), first: int = 0) -> Source:
+    """The source of a folder with the pairs ``STEM-images-idx3-ubyte`` and ``STEM-labels-idx1-ubyte`` (or .gz).
+
+    stems: of the training and the test pair, which may be missing. first: the label of the first class.
+
+    Raises:
+        FileNotFoundError: no training pair, a file without its partner.
+        ValueError: damaged files, numbers or sizes of images that differ, labels that do not start at ``first``.
+    """
+    train, test = (_idx_pair(folder, stem) for stem in stems)
     if train is None:
         raise FileNotFoundError(
-            f"{folder}: no train-images-idx3-ubyte and train-labels-idx1-ubyte (or .gz): put MNIST's four files there, "
-            "for instance from https://ossci-datasets.s3.amazonaws.com/mnist/"
+            f"{folder}: no {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte (or .gz): put MNIST's four "
+            "files there, for instance from https://ossci-datasets.s3.amazonaws.com/mnist/"
         )
     pairs = [train] if test is None else [train, test]
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise ValueError(f"{folder}: training and test images differ in size: {[x.shape[1:] for x, _ in pairs]}")
     x, y = (np.concatenate(leaves) if test is not None else leaves[0] for leaves in zip(*pairs, strict=True))
-    if y.size and y.min() > 0:
-        raise ValueError(f"{folder}: labels start at {y.min()} instead of 0: store them as npz and {MAPPING}")
+    if y.size and y.min() != first and (first or y.min() > 0):
+        raise ValueError(f"{folder}: labels start at {y.min()} instead of {first}: store them as npz and {MAPPING}")
+    y = y - first if first else y
     official = None if test is None else np.arange(len(y)) >= len(train[1])
     return Source(
         f"mnist-idx:{folder}", x, y, int(y.max(initial=0)) + 1, _writers(folder, pairs), official_test=official,
         scale=255.0, licence=MNIST_IDX.licence, where=str(folder),
     )  # fmt: skip
+
+
+def has_pair(folder: Path, stem: str) -> bool:
+    """Whether a folder has at least one file of a pair."""
+    return any(_idx_file(folder, f"{stem}-{kind}", rank) for kind, rank in (("images", 3), ("labels", 1)))
 
 
 def _writers(folder: Path, pairs: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray | None:
