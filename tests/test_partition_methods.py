@@ -192,6 +192,8 @@ def test_ordered_splits_share_nothing(seed: int, overlap: int, fractions: tuple[
             assert all(later - row > overlap for later in test[client] if segment[later] == segment[row])
         if len(test[client]) or not fractions[0]:  # else the client only trains
             assert abs(len(test[client]) - fractions[0] * len(parts[client])) <= 1
+            if overlap == 0 and fractions[1] < 0.25:
+                assert abs(len(validation[client]) - fractions[1] * len(parts[client])) <= 6  # half of a short segment
 
 
 def test_recordings_are_cut_in_order() -> None:
@@ -200,13 +202,29 @@ def test_recordings_are_cut_in_order() -> None:
     source = Source("signal", x, y, 2, client=segment // 2, segment=segment, overlap=1)
     partition = make_partition(source, PartitionConfig("natural", test_fraction=0.2, validation_fraction=0.1))
     assert partition.test[0].tolist() == [16, 17, 18, 19, 36, 37, 38, 39]
-    assert partition.validation[0].tolist() == [14, 34]
-    assert partition.train[0].tolist() == [*range(13), *range(20, 33)]
+    assert partition.validation[0].tolist() == [13, 14, 33, 34]
+    assert partition.train[0].tolist() == [*range(12), *range(20, 32)]
     assert partition.notes == ("left out 8 samples that share content with a later split",)
     mixed = make_partition(source, PartitionConfig("natural", split="random"))
     assert sizes(mixed).tolist() == [40, 40]
     with pytest.raises(ValueError, match=r"split='order' needs samples with an order, labels has none"):
         make_partition(LABELS, PartitionConfig("iid", split="order"))
+
+
+def test_natural_clients_have_their_own_official_test_samples() -> None:
+    rng = np.random.default_rng(0)
+    client, test = rng.integers(0, 6, 300), rng.random(300) < 0.3
+    client[test & (client == 5)] = 7  # writer 7 has test samples only, writer 5 none
+    source = Source("written", np.zeros((300, 1), np.uint8), rng.integers(0, 3, 300), 3, client, official_test=test)
+    partition = make_partition(source, PartitionConfig("natural", test="official"))
+    for number in range(6):
+        assert partition.test[number].tolist() == np.flatnonzero(test & (client == number)).tolist()
+        assert set(client[partition.train[number]]) == {number}
+    lost = int((client == 7).sum())
+    assert partition.notes == (f"left out {lost} official test samples of clients that do not train",)
+    strangers = dataclasses.replace(source, client=np.where(test, client + 10, client))
+    shared = make_partition(strangers, PartitionConfig("natural", test="official"))
+    assert shared.sizes("test").sum() == test.sum()  # nobody's own: shares by label
 
 
 def test_held_out_clients_never_train(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class PartitionOptions:
     test_fraction: float = 0.25
     """Share of each client's samples that is its test set (with: --test local)."""
     test: Literal["local", "official"] = "local"
-    """Test samples: a share of each client's own, or of the published test set by the client's labels."""
+    """Test samples: a share of each client's own, or the published test set, dealt by labels (or natural client)."""
     split: Literal["auto", "random", "order"] = "auto"
     """Splits of a client: at random by class, or recordings cut in order with a gap; auto: as the data asks for."""
     held_out: int = 0

@@ -69,11 +69,24 @@ def _split(
         *splits, lost = ordered_parts(parts, source.segment, source.overlap, fraction, config.validation_fraction)
         notes += [f"left out {lost} samples that share content with a later split"] if lost else []
     if config.test == "official" and source.official_test is not None:
-        counts = np.stack([np.bincount(labels[part], minlength=source.num_classes) for part in parts])
-        official = np.flatnonzero(source.official_test)
-        splits[2], more = official_parts(counts, official, labels, _generator(config.seed, OFFICIAL))
+        splits[2], more = _official(source, np.flatnonzero(source.official_test), parts, config)
         notes += more
     return [tuple(split) for split in splits], notes
+
+
+def _official(
+    source: Source, official: np.ndarray, parts: list[np.ndarray], config: PartitionConfig
+) -> tuple[list[np.ndarray], list[str]]:
+    """Each natural client's own samples of the published test set, where it has any there; else shares by label."""
+    if config.method == "natural" and source.client is not None:
+        own = source.client[[part[0] for part in parts]]
+        test = [official[source.client[official] == client] for client in own]
+        lost = len(official) - sum(map(len, test))
+        if lost < len(official):
+            note = f"left out {lost} official test samples of clients that do not train"
+            return test, [note] if lost else []
+    counts = np.stack([np.bincount(source.y[part], minlength=source.num_classes) for part in parts])
+    return official_parts(counts, official, source.y, _generator(config.seed, OFFICIAL))
 
 
 def _hold_out(whole: Partition) -> Partition:

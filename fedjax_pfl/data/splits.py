@@ -69,9 +69,10 @@ def ordered_parts(
 ) -> tuple[Parts, Parts, Parts, int]:
     """Train, validation and test rows of each client, ascending, where neighbours in the source share content.
 
-    Each segment of a client is cut in order: training samples first, then validation, then test, in numbers that add
-    up to the client's fractions. A sample is left out where one of the ``overlap`` samples behind it is in a later
-    part, so nothing that is tested was trained on. A client that this would leave without a training sample only trains.
+    Each segment of a client is cut in order: training samples first, then validation, then test. Test and validation
+    have the client's fractions (validation at most half of what is left); training loses the samples in between, of
+    which one of the ``overlap`` samples behind is held back, so that nothing that is tested was trained on. A client
+    that this would leave without a training sample only trains.
 
     Returns:
         Train, validation and test rows, and how many samples were left out.
@@ -84,17 +85,25 @@ def ordered_parts(
     first = np.ones(len(rows), bool)
     first[1:] = (owner[1:] != owner[:-1]) | (segment[rows][1:] != segment[rows][:-1])
     cell, begin = np.cumsum(first) - 1, np.flatnonzero(first)
-    length = np.bincount(cell)
+    length, place = np.bincount(cell), np.arange(len(rows)) - begin[cell]
     done = np.cumsum(length) - np.searchsorted(owner, owner[begin])  # samples of the client up to the cell's end
-    tests = np.rint(test * done) - np.rint(test * (done - length))
-    held = np.rint((test + validation) * done) - np.rint((test + validation) * (done - length))
-    held = np.maximum(held, tests)
-    place = np.arange(len(rows)) - begin[cell]
-    kind = (place >= (length - held)[cell]).astype(int) + (place >= (length - tests)[cell])
-    later = np.full((2, len(length)), np.iinfo(np.int64).max)  # the first row of a cell that is tested, or held at all
-    for which in (0, 1):
-        np.minimum.at(later[which], cell[kind > which], rows[kind > which])
-    dropped = (kind < 2) & (rows + overlap >= later[np.minimum(kind, 1), cell])
+
+    def share(fraction: float) -> np.ndarray:
+        """Whole numbers for each cell that add up to the client's fraction."""
+        return (np.rint(fraction * done) - np.rint(fraction * (done - length))).astype(np.int64)
+
+    def clear_of(stop: np.ndarray) -> np.ndarray:
+        """How many of a cell's first samples share nothing with those from place ``stop`` on."""
+        later = np.append(rows, 0)[begin + np.minimum(stop, length - 1)]
+        bound = np.where(stop < length, later - overlap, np.iinfo(np.int64).max)
+        return np.bincount(cell[rows < bound[cell]], minlength=len(length))
+
+    tested = length - share(test)
+    room = clear_of(tested)
+    held = room - np.minimum(share(validation), room // 2)
+    trained = np.minimum(clear_of(np.where(held < room, held, tested)), held)
+    kind = np.where(place >= tested[cell], 2, np.where((place >= held[cell]) & (place < room[cell]), 1, 0))
+    dropped = (kind == 0) & (place >= trained[cell])
     barren = np.bincount(owner[(kind == 0) & ~dropped], minlength=clients) == 0
     kind, dropped = np.where(barren[owner], 0, kind), dropped & ~barren[owner]
     named = [_regroup(rows[(kind == k) & ~dropped], owner[(kind == k) & ~dropped], clients) for k in (0, 1, 2)]

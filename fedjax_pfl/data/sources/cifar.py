@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +19,9 @@ from fedjax_pfl.data.sources.cifar_files import (
     open_batches,
     read_binary,
     read_pickled,
-    readable,
     records,
 )  # fmt: skip
+from fedjax_pfl.data.sources.cifar_packed import fill
 
 MOST = (50_000, 10_000)  # published training and test images
 SURPLUS = 2  # bytes of a pickled batch by the bytes of its pixels, at most
@@ -139,9 +137,7 @@ def _read_packed(folder: Path, classes: int, coarse: bool) -> Arrays:
     _check_sizes(sizes, folder)
     images = np.empty((sum(sizes), SIDE, SIDE, 3), np.uint8)
     for stem, part in (("train", images[: sizes[0]]), ("test", images[sizes[0] :])):
-        done = 0
-        for path in sorted(folder.glob(f"{stem}_images*.npy.xz"), key=_number):
-            done += _fill(path, part[done:])
+        done = fill(folder, stem, part)
         if done != len(part):
             raise ValueError(
                 f"{folder}: {done} {stem} images but {len(part)} labels: files are missing or of another set"
@@ -150,30 +146,3 @@ def _read_packed(folder: Path, classes: int, coarse: bool) -> Arrays:
     if coarse:
         labels = _checked(found["coarse_of_class"][labels], 20, f"{place}, coarse_of_class")
     return Arrays(images, labels, sizes[0])
-
-
-def _number(path: Path) -> tuple[int, str]:
-    return int((re.findall(r"\d+", path.name) or ["0"])[-1]), path.name
-
-
-def _fill(path: Path, room: np.ndarray) -> int:
-    """Read one file of images into the head of ``room``; how many there were."""
-    with readable(str(path)):
-        try:
-            with lzma.open(path) as stream:
-                np.lib.format.read_magic(stream)
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-                if fortran or dtype != np.uint8 or shape[1:] != room.shape[1:] or shape[0] > len(room):
-                    raise ValueError(f"holds {dtype} {shape}, at most {room.shape} of uint8 have labels")
-                view = room[: shape[0]].data.cast("B") if shape[0] else memoryview(b"")
-                done = 0
-                while done < len(view):
-                    got = stream.readinto(view[done:])  # type: ignore[attr-defined]
-                    if not got:
-                        raise ValueError("ends too early: truncated")
-                    done += got
-                if stream.read(1):
-                    raise ValueError(f"holds more than the {shape} of its header")
-        except (ValueError, lzma.LZMAError) as error:
-            raise ValueError(f"{path}: {error}: fetch it again") from error
-    return int(shape[0])

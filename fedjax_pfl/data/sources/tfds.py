@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fedjax_pfl.data.checks import unknown_name
 from fedjax_pfl.data.sources import cache, tfds_folder
 from fedjax_pfl.data.sources.base import DATA_VARIABLE, Source, SourceEntry
-from fedjax_pfl.data.sources.no_tensorflow import REMEDY, tensorflow_or_stand_in
+from fedjax_pfl.data.sources.no_tensorflow import tensorflow_or_stand_in
+from fedjax_pfl.data.sources.tfds_errors import explained
 
 NAME = re.compile(r"[a-z0-9_]+(/[A-Za-z0-9_.+-]+)?")
 RETRIES = 3
@@ -24,8 +24,8 @@ RETRIES = 3
 def load_tfds(name: str, data_dir: Path | None = None) -> Source:
     """The data set ``NAME[/CONFIG]``: from ``data_dir`` only if given, else local, else cached, else downloaded.
 
-    A local folder is one that TensorFlow Datasets has prepared. Splits train and test are read, in the stored order (the
-    library has shuffled it); ``where`` of the source names other splits and features, which are left out.
+    A local folder is one that TensorFlow Datasets has prepared. Splits train and test are read, in the stored order,
+    which is shuffled; ``where`` of the source names other splits and features, which are left out.
 
     Raises:
         ValueError: unknown name or configuration (with the nearest), no images with labels, no network (with the URL),
@@ -98,13 +98,13 @@ def _prepare(name: str, home: Path) -> Path:
             builder = tfds.builder(name, data_dir=work, file_format="array_record")
             info = builder.info
         except Exception as error:
-            raise _explained(error, name) from error
+            raise explained(error, name) from error
         tfds_folder.check_features(info.features, f"tfds:{name}")
         try:
             with contextlib.redirect_stdout(sys.stderr):  # it reports progress there, results are printed here
                 builder.download_and_prepare(download_dir=os.path.join(work, "downloads"))
         except Exception as error:
-            raise _explained(error, name) from error
+            raise explained(error, name) from error
         target = home / str(info.version)
         tfds_folder.convert(Path(builder.data_path), target, f"tfds:{name}")
     return target
@@ -136,38 +136,6 @@ def _check_name(name: str) -> None:
         raise ValueError(f"TensorFlow Datasets has no data set {kind!r}.{hint}") from None
     if config and config not in configs:
         raise unknown_name(f"configuration of {kind}", config, configs)
-
-
-def _chain(error: BaseException | None) -> Iterator[Any]:
-    """An error and what caused it, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _explained(error: Exception, name: str) -> ValueError:
-    """What failed while a data set was prepared, in one line with a remedy."""
-    elsewhere = "or get the data elsewhere and give its folder with --data-dir"
-    for cause in _chain(error):
-        kind = type(cause).__name__
-        address = getattr(getattr(cause, "request", None), "url", None)
-        if address:
-            return ValueError(f"tfds:{name}: cannot download {address} ({kind}): check the network, {elsewhere}")
-        if kind == "DownloadError":
-            return ValueError(f"tfds:{name}: {_line(cause)}: try again later, {elsewhere}")
-        if kind == "NonMatchingChecksumError":
-            return ValueError(
-                f"tfds:{name}: {_line(cause)}: the file was changed at its source: try again, {elsewhere}"
-            )
-        if isinstance(cause, ModuleNotFoundError) and cause.name:
-            remedy = REMEDY if cause.name == "tensorflow" else f"pip install {cause.name}"
-            return ValueError(f"tfds:{name}: preparing this set needs {cause.name}, which is not installed: {remedy}")
-    return ValueError(f"tfds:{name}: cannot be prepared ({type(error).__name__}: {_line(error)}), {elsewhere}")
-
-
-def _line(error: BaseException) -> str:
-    """The text of an error on one line, without the pointers to other pages."""
-    return " ".join(str(error).partition("To debug")[0].split()).rstrip(".")
 
 
 def _load(argument: str, data_dir: Path | None) -> Source:
