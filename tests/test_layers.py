@@ -24,7 +24,13 @@ CASES = [  # input (batch, *spatial, channels), kernel, strides, padding, featur
     ((2, 10, 7, 4), (4, 2), (3, 2), "SAME", 3),
     ((2, 5, 5, 3), (5, 5), 1, "VALID", 2),
     ((2, 6, 6, 16), (1, 1), 2, "SAME", 16),
+    ((2, 8, 8, 3), (3, 3), 1, "SAME", 16),  # stem, stage and projection of residual networks
+    ((2, 9, 8, 16), (3, 3), 2, "SAME", 32),
+    ((2, 8, 8, 16), (1, 1), 2, "SAME", 32),
+    ((2, 4, 4, 128), (3, 3), 2, "SAME", 256),
+    ((2, 2, 2, 512), (3, 3), 1, "SAME", 512),
     ((3, 17, 2), (4,), 1, "VALID", 6),
+    ((2, 24, 9), (9,), 1, "VALID", 32),
     ((3, 20, 3), (5,), 3, "SAME", 4),
 ]
 
@@ -68,14 +74,14 @@ def _close(got, want, tolerance=1e-5):
 
 @pytest.mark.parametrize(
     ("shape", "kernel", "strides", "padding", "features", "implementation"),
-    [(*case, "matmul") for case in CASES] + [(*CASES[3], "lax"), (*CASES[7], "lax")],
+    [(*case, "matmul") for case in CASES] + [(*CASES[3], "lax"), (*CASES[-1], "lax")],
 )
 def test_conv_equals_flax(shape, kernel, strides, padding, features, implementation):
     ours = Conv(features, kernel, strides, padding, implementation=implementation)
     flax = nn.Conv(features, kernel, strides, padding)
     args = _stack(flax, shape)
     got, want = (jax.jit(jax.vmap(functools.partial(_derivatives, m)))(*args) for m in (ours, flax))
-    _close(got, want)
+    _close(got, want, 1e-5 if features < 256 else 5e-5)  # sums of thousands of terms
 
 
 @pytest.mark.parametrize("use_bias", [True, False])

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from fedjax_pfl.models.tabular import MLP
-from fedjax_pfl.models.vision import FedAvgCNN, LeNet5
+from fedjax_pfl.models.vision import FedAvgCNN, LeNet5, PflCNN
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from fedjax_pfl.models.vision import FedAvgCNN, LeNet5
         (FedAvgCNN(10), (28, 28, 1), 582_026),
         (FedAvgCNN(10), (32, 32, 3), 878_538),
         (FedAvgCNN(100), (32, 32, 3), 924_708),
+        (PflCNN(10), (32, 32, 3), (27 * 32 + 32) + (288 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + 1_290),
         (MLP(10), (28, 28, 1), 159_010),
         (MLP(3, hidden=(8, 4)), (5,), 5 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3),
         (MLP(3, hidden=()), (5,), 18),
@@ -74,6 +75,56 @@ def test_stacked_clients_equal_the_textbook_network(kind, shape, activation, poo
     ours = value_and_grad(lambda p, x: model.apply({"params": p}, x))
     flax = value_and_grad(lambda p, x: _textbook(p, x, activation, pool))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), ours, flax)
+
+
+def _textbook_pfl(params, x):
+    for name, features in (("conv1", 32), ("conv2", 64)):
+        x = nn.relu(nn.Conv(features, (3, 3), padding="VALID").apply({"params": params[name]}, x))
+    x = nn.max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1)
+    x = nn.relu(x @ params["dense1"]["kernel"] + params["dense1"]["bias"])
+    return x @ params["head"]["kernel"] + params["head"]["bias"]
+
+
+def test_pfl_cnn_equals_the_textbook_network():
+    model, x = PflCNN(10), _normal((2, 3, 9, 8, 3), 0)
+    params = _parameters(model, x[0], (2,))
+    got, want = (
+        jax.jit(jax.vmap(jax.value_and_grad(lambda p, x, run=run: jax.nn.log_softmax(run(p, x))[:, 0].sum())))(
+            params, x
+        )
+        for run in (lambda p, x: model.apply({"params": p}, x), _textbook_pfl)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), got, want)
+
+
+def test_pfl_cnn_drops_in_training_only_and_needs_a_key_there():
+    model, x = PflCNN(10), _normal((4, 6, 6, 1), 0)
+    params = {"params": _parameters(model, x)}
+    run = jax.jit(lambda key: model.apply(params, x, train=True, rngs={"dropout": key}))
+    one, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - other).max() > 1e-3
+    undropped = PflCNN(10, rates=(0.0, 0.0)).apply(params, x, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_allclose(undropped, model.apply(params, x), 1e-6)
+    with pytest.raises(Exception, match="dropout"):
+        model.apply(params, x, train=True)
+
+
+def test_pfl_cnn_drops_the_published_shares():
+    """Counted over the values that the dropouts of one training pass are given and set to zero."""
+    seen = []
+
+    def catch(run, args, kwargs, context):
+        out = run(*args, **kwargs)
+        if isinstance(context.module, nn.Dropout):
+            seen.append(np.mean(np.asarray(out)[np.asarray(args[0]) != 0] == 0))
+        return out
+
+    model, x = PflCNN(10), _normal((16, 10, 10, 1), 0)
+    params = _parameters(model, x)
+    with nn.intercept_methods(catch):
+        model.apply({"params": params}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_allclose(seen, [0.25, 0.5], atol=0.05)
 
 
 def test_gradient_through_a_training_step_is_exact_in_float64():

@@ -32,7 +32,7 @@ def models() -> Table:
     """Every model with the options that it takes."""
     from fedjax_pfl.models.registry import MODELS
 
-    rows = [(e.name, e.description, " ".join(f"--{option}" for option in e.options)) for e in MODELS.values()]
+    rows = [(e.name, e.description, " ".join("--" + o.replace("_", "-") for o in e.options)) for e in MODELS.values()]
     return _table(("model", "what it is", "options"), rows)
 
 

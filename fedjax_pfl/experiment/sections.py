@@ -33,11 +33,21 @@ class ModelConfig:
     model: str = "mlp"
     """Name of the model (see: list models)."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers of mlp (default: 200)."""
+    """Widths of the hidden layers of mlp (default: 200), harcnn (1024 512) and char_lstm (256 256)."""
     activation: Literal["relu", "tanh"] | None = None
     """Activation of lenet5 and fedavg_cnn (default: relu)."""
     pool: Literal["max", "mean"] | None = None
     """Pooling of lenet5 and fedavg_cnn (default: max)."""
+    norm: Literal["group", "batch", "none"] | None = None
+    """Normalisation of resnet8 and resnet18 (default: group)."""
+    norm_groups: int | None = None
+    """Groups of channels of a group norm (default: 2)."""
+    width: int | None = None
+    """Channels of the first stage of resnet8 (default: 16) and resnet18 (default: 64)."""
+    vocabulary: int | None = None
+    """Number of symbols that char_lstm reads (default: as many as classes)."""
+    embedding: int | None = None
+    """Length of a symbol's vector in char_lstm (default: 8)."""
     head: str = "head"
     """Path of the module that is the head; the rest is the body."""
 

@@ -10,8 +10,10 @@ from typing import Any
 import flax.linen as nn
 
 from fedjax_pfl.models.model import Model, flax_model
+from fedjax_pfl.models.resnet import resnet8, resnet18
+from fedjax_pfl.models.sequence import HARCNN, CharLSTM
 from fedjax_pfl.models.tabular import MLP
-from fedjax_pfl.models.vision import FedAvgCNN, LeNet5
+from fedjax_pfl.models.vision import FedAvgCNN, LeNet5, PflCNN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +32,28 @@ class ModelEntry:
     kind: str = "array"
 
 
+_POOLED = ("activation", "pool")
+_RESIDUAL = ("norm", "norm_groups", "width")
+
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
     for entry in (
-        ModelEntry("mlp", "dense layers with ReLU on the flattened input (default: one of 200)", MLP, ("hidden",)),
-        ModelEntry("lenet5", "LeNet-5: conv 6 and 16, dense 120 and 84", LeNet5, ("activation", "pool")),
-        ModelEntry("fedavg_cnn", "the CNN of FedAvg: conv 32 and 64, dense 512", FedAvgCNN, ("activation", "pool")),
+        ModelEntry("mlp", "any array, flattened: dense layers with ReLU (default: one of 200)", MLP, ("hidden",)),
+        ModelEntry("lenet5", "images from 16 x 16: LeNet-5, conv 6 and 16, dense 120 and 84", LeNet5, _POOLED),
+        ModelEntry("fedavg_cnn", "images from 16 x 16: FedAvg's CNN, conv 32 and 64, dense 512", FedAvgCNN, _POOLED),
+        ModelEntry("pfl_cnn", "images from 6 x 6: pfl-research's CNN, conv 32 and 64, dropout, dense 128", PflCNN),
+        ModelEntry("resnet8", "images from 4 x 4: residual network, 16, 32 and 64 channels", resnet8, _RESIDUAL),
+        ModelEntry("resnet18", "images from 8 x 8: ResNet-18 for CIFAR, 64 to 512 channels", resnet18, _RESIDUAL),
+        ModelEntry(
+            "harcnn", "windows (steps, channels) from 28 steps: conv 32 and 64, dense 1024 and 512", HARCNN, ("hidden",)
+        ),
+        ModelEntry(
+            "char_lstm",
+            "symbols (steps): embedding 8, two LSTM layers of 256 (LEAF's Shakespeare)",
+            CharLSTM,
+            ("vocabulary", "embedding", "hidden"),
+            "tokens",
+        ),
     )
 }
 
@@ -57,7 +75,8 @@ def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head",
 
     Raises:
         ValueError: unknown name (with the nearest one), an option that this model does not take, a head that matches
-            no parameter (with all paths), a sample of a shape that the model cannot take.
+            no parameter (with all paths), an option's value that the model cannot take, a sample of a shape or dtype
+            that it cannot take; nothing has been compiled then.
     """
     entry = find(name)
     given = {key: value for key, value in options.items() if value is not None}
@@ -65,9 +84,16 @@ def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head",
         if key not in entry.options:
             takes = ", ".join(entry.options) or "none"
             raise ValueError(f"model {entry.name} takes no option {key!r}; its options: {takes}")
-    if any(width < 1 for width in given.get("hidden", ())):
-        raise ValueError(f"hidden widths must be at least 1, found {list(given['hidden'])}")
+    _check_sizes(given)
     return flax_model(entry.module(num_classes, **given), sample, head=head, name=entry.name)
+
+
+def _check_sizes(options: dict[str, Any]) -> None:
+    if any(width < 1 for width in options.get("hidden", ())):
+        raise ValueError(f"hidden widths must be at least 1, found {list(options['hidden'])}")
+    for name in ("norm_groups", "width", "embedding", "vocabulary"):
+        if options.get(name, 1) < 1:
+            raise ValueError(f"{name} must be at least 1, found {options[name]}")
 
 
 def find(name: str) -> ModelEntry:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 from flax import linen as nn
@@ -31,14 +32,18 @@ def _activate(x: jax.Array, activation: Activation) -> jax.Array:
 
 
 def _check(model: nn.Module, shape: tuple[int, ...], activation: str, pool: str) -> None:
-    name = type(model).__name__
     if activation not in ("relu", "tanh") or pool not in ("max", "mean"):
         raise ValueError(
-            f"{name}: activation must be 'relu' or 'tanh' and pool 'max' or 'mean', got {activation!r} and {pool!r}"
+            f"{type(model).__name__}: activation must be 'relu' or 'tanh' and pool 'max' or 'mean', "
+            f"got {activation!r} and {pool!r}"
         )
-    if len(shape) != 4 or min(shape[1:3]) < _SMALLEST:
+    _check_images(model, shape, _SMALLEST)
+
+
+def _check_images(model: nn.Module, shape: tuple[int, ...], smallest: int) -> None:
+    if len(shape) != 4 or min(shape[1:3]) < smallest:
         raise ValueError(
-            f"{name} needs images (batch, height, width, channels) of at least {_SMALLEST} x {_SMALLEST} "
+            f"{type(model).__name__} needs images (batch, height, width, channels) of at least {smallest} x {smallest} "
             f"pixels, got an input of shape {shape}; pad or enlarge the images, or use MLP"
         )
 
@@ -87,3 +92,31 @@ class FedAvgCNN(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = _activate(Dense(512, name="dense1")(x), self.activation)
         return Dense(self.num_classes, name="head")(x)
+
+
+class PflCNN(nn.Module):
+    """The CIFAR-10 CNN of the pfl-research benchmarks: conv 32 and 64 (3x3 valid), 2x2 pool, dense 128, head.
+
+    `(B, H, W, C)` -> `(B, num_classes)`; 1,626,442 parameters on 32x32x3 with 10 classes.  Kernels start
+    Glorot-uniform, biases at zero.  Training needs a key for dropout, which follows the pooling and the dense layer.
+    Granqvist et al., "pfl-research: simulation framework for accelerating research in private federated learning",
+    2024 (https://arxiv.org/abs/2404.06430); `simple_cnn` in benchmarks/model of https://github.com/apple/pfl-research.
+
+    Attributes:
+      rates: probabilities with which a value is dropped after the pooling and after the dense layer.
+    """
+
+    num_classes: int
+    rates: Sequence[float] = (0.25, 0.5)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        del mask
+        _check_images(self, x.shape, 6)
+        start: dict[str, Any] = {"kernel_init": nn.initializers.glorot_uniform()}
+        x = nn.relu(Conv(32, (3, 3), name="conv1", **start)(x))
+        x = nn.relu(max_pool(Conv(64, (3, 3), name="conv2", **start)(x), (2, 2)))
+        x = nn.Dropout(self.rates[0], deterministic=not train)(x).reshape(x.shape[0], -1)
+        x = nn.relu(Dense(128, name="dense1", **start)(x))
+        x = nn.Dropout(self.rates[1], deterministic=not train)(x)
+        return Dense(self.num_classes, name="head", **start)(x)
