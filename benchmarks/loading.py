@@ -4,8 +4,9 @@
     python benchmarks/loading.py --forms cache binary binary.tar.gz python python.tar.gz --repeats 3
 
 The set is made of random pixels: 50,000 + 10,000 images. Timed are loading, the Dirichlet partition for 100 clients and
-the client data; then every pixel is read once, which maps the cached arrays into memory. Memory is the process's peak
-(VmHWM) over its memory before loading, by the bytes of all images. Files are in the page cache.
+the client data; then every pixel is read once, which maps the cached arrays into memory, and the client data goes to
+the device (on a CPU that is the same memory). Memory is the process's peak (VmHWM) over its memory before loading, by
+the bytes of all images. Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -98,8 +99,12 @@ def status(field: str) -> int:
 
 def measure(form: str, folder: Path, clients: int) -> dict[str, float]:
     """Seconds and peak memory of one form in this process."""
-    import fedjax_pfl as fp  # noqa: F401  (what a program has in memory anyway)
+    import jax
+
     from fedjax_pfl.data import PartitionConfig, load, make_partition, to_client_data
+    from fedjax_pfl.engine.sharding import place_data
+
+    jax.device_put(0)  # what a program has in memory anyway
 
     os.environ["FEDJAX_PFL_CACHE"] = str(folder)
     os.environ.pop("FEDJAX_PFL_DATA", None)
@@ -114,11 +119,13 @@ def measure(form: str, folder: Path, clients: int) -> dict[str, float]:
     peak = status("VmHWM") - before
     total = sum(int(x[start : start + 1000].sum()) for start in range(0, len(x), 1000))
     read = status("VmHWM") - before
+    data = jax.block_until_ready(place_data(data, None))
+    placed = status("VmHWM") - before
     assert len(x) == TRAIN + TEST
     assert total > 0
     assert data.num_clients == clients
     return {"load": loaded - began, "all": done - began, "read": time.perf_counter() - done,
-            "peak": peak / x.nbytes, "peak read": read / x.nbytes}  # fmt: skip
+            "peak": peak / x.nbytes, "peak read": read / x.nbytes, "placed": placed / x.nbytes}  # fmt: skip
 
 
 def main(options: Options) -> None:
@@ -126,29 +133,21 @@ def main(options: Options) -> None:
     if options.measure:
         print(json.dumps(measure(options.measure, options.folder, options.clients)))
         return
-    table = Table("form", "load s", "client data s", "peak", "every pixel s", "peak then")
+    table = Table("form", "load s", "client data s", "peak", "every pixel s", "peak then", "on the device")
     for form in options.forms:
         if form not in FORMS:
             raise ValueError(f"unknown form {form!r}: choose from {', '.join(FORMS)}")
         with tempfile.TemporaryDirectory() as folder:
             make(form, Path(folder))
-            command = [
-                sys.executable,
-                __file__,
-                "--measure",
-                form,
-                "--folder",
-                folder,
-                "--clients",
-                str(options.clients),
-            ]
+            command = [sys.executable, __file__, "--measure", form, "--folder", folder]
+            command += ["--clients", str(options.clients)]
             found = []
             for _ in range(options.repeats):
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 found.append(json.loads(done.stdout.splitlines()[-1]))
         median = {key: statistics.median(one[key] for one in found) for key in found[0]}
         table.add_row(form, f"{median['load']:.2f}", f"{median['all']:.2f}", f"{median['peak']:.2f}x",
-                      f"{median['read']:.2f}", f"{median['peak read']:.2f}x")  # fmt: skip
+                      f"{median['read']:.2f}", f"{median['peak read']:.2f}x", f"{median['placed']:.2f}x")  # fmt: skip
     console = Console()
     console.print(f"{options.clients} clients, {os.cpu_count()} cores, {platform.machine()}, numpy {np.__version__}")
     console.print(table)

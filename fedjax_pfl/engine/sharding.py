@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -47,9 +46,12 @@ def place_data(data: ClientData, mesh: Mesh | None) -> ClientData:
 
 
 def place(tree: Any, mesh: Mesh | None, spec: P) -> Any:
-    """Host arrays on the devices, split as ``spec`` says; every process holds the whole host array."""
+    """Host arrays on the devices, split as ``spec`` says; every process holds the whole host array.
+
+    One CPU device shares the memory of arrays that are aligned (see ``data/memory.py``): they must not change any more.
+    """
     if mesh is None:
-        return jax.tree.map(jnp.asarray, tree)
+        return jax.device_put(tree)
     sharding = NamedSharding(mesh, spec)
 
     def leaf(value: Any) -> jax.Array:

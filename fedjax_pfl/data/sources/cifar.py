@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.files import read_npz
+from fedjax_pfl.data.memory import empty
 from fedjax_pfl.data.sources.base import Source
 from fedjax_pfl.data.sources.cifar_files import (
     ARCHIVES,
@@ -90,7 +91,7 @@ def _read_batches(path: Path, form: Form, classes: int, coarse: bool) -> Arrays:
             _check_sizes(rooms, path)
         elif sum(rooms) > SURPLUS * sum(MOST):
             raise ValueError(f"{path}: {sum(batch.size for batch in batches)} bytes are more than the set has")
-        images = np.empty((sum(rooms), SIDE, SIDE, 3), np.uint8)  # pages that are never written take no memory
+        images = empty((sum(rooms), SIDE, SIDE, 3), np.uint8)  # pages that are never written take no memory
         parts = np.split(images, np.cumsum(rooms)[:-1])
         labels = [np.zeros(0, np.int32)] * len(batches)
         for place in sorted(range(len(batches)), key=lambda place: batches[place].offset):
@@ -135,7 +136,7 @@ def _read_packed(folder: Path, classes: int, coarse: bool) -> Arrays:
         raise ValueError(f"{place}: needs {wrong[0] if wrong else 'coarse_of_class'}, one whole number an entry")
     sizes = [len(found["train_labels"]), len(found["test_labels"])]
     _check_sizes(sizes, folder)
-    images = np.empty((sum(sizes), SIDE, SIDE, 3), np.uint8)
+    images = empty((sum(sizes), SIDE, SIDE, 3), np.uint8)
     for stem, part in (("train", images[: sizes[0]]), ("test", images[sizes[0] :])):
         done = fill(folder, stem, part)
         if done != len(part):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.checks import unknown_name
+from fedjax_pfl.data.memory import empty
 from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
 
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -60,7 +61,7 @@ def _folder(argument: str, data_dir: Path | None) -> Source:
         raise ValueError(f"{root}: is no folder: give the folder that holds one sub-folder a class")
     classes, files = _files(root)
     first = _read(files[0].path, config)
-    images = np.empty((len(files), *first.shape), np.uint8)
+    images = empty((len(files), *first.shape), np.uint8)
     for place, file in enumerate(files):
         image = first if place == 0 else _read(file.path, config)
         if image.shape != first.shape:

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_pfl.data.archives import Files, open_files
 from fedjax_pfl.data.columns import read_columns
 from fedjax_pfl.data.files import read_npy_xz, read_npz
+from fedjax_pfl.data.memory import empty
 from fedjax_pfl.data.sources.base import Source, SourceEntry
 from fedjax_pfl.data.sources.finding import find_any
 
@@ -74,7 +75,7 @@ def _part(files: Files, part: str, signals: bool) -> tuple[np.ndarray, ...]:
     subject = read_columns(files.read(subject_file), files.place(subject_file), 1, whole=True)[:, 0]
     _same_length(files, len(label), label_file, len(subject), subject_file)
     if signals:
-        x = np.empty((len(label), LENGTH, len(CHANNELS)), np.float32)
+        x = empty((len(label), LENGTH, len(CHANNELS)), np.float32)
         for place, channel in enumerate(CHANNELS):
             name = _name(files, f"{part}/Inertial Signals/{channel}_{part}.txt")
             x[..., place] = _table(files, name, LENGTH, len(label), label_file)

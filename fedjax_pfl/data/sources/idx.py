@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_pfl.data.checks import MAPPING
 from fedjax_pfl.data.files import read_idx, read_npz
+from fedjax_pfl.data.memory import empty
 from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
 
 
@@ -57,7 +58,8 @@ def read_folder(folder: Path, stems: tuple[str, str] = ("train", "t10k"), first:
     pairs = [train] if test is None else [train, test]
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise ValueError(f"{folder}: training and test images differ in size: {[x.shape[1:] for x, _ in pairs]}")
-    x, y = (np.concatenate(leaves) if test is not None else leaves[0] for leaves in zip(*pairs, strict=True))
+    y = np.concatenate([y for _, y in pairs])
+    x = np.concatenate([x for x, _ in pairs], out=empty((len(y), *train[0].shape[1:]), np.uint8))
     if y.size and y.min() != first and (first or y.min() > 0):
         raise ValueError(f"{folder}: labels start at {y.min()} instead of {first}: store them as npz and {MAPPING}")
     y = y - first if first else y

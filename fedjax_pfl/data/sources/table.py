@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_pfl.data.checks import unknown_name
+from fedjax_pfl.data.memory import empty
 from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
 
 SHOWN = 8  # class names that fit into a line
@@ -59,7 +60,7 @@ def _table(kind: str, argument: str, data_dir: Path | None) -> Source:
     features = [column for column in names if column not in config]
     if not features:
         raise ValueError(f"{path}: has no column besides {', '.join(filter(None, config))}: add features")
-    x = np.empty((table.num_rows, len(features)), np.float32)
+    x = empty((table.num_rows, len(features)), np.float32)
     for place, column in enumerate(features):
         x[:, place] = _numbers(table, column, path)
     labels, y = np.unique(_plain(table, config.label, path), return_inverse=True)
