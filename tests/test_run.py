@@ -285,6 +285,23 @@ def test_an_update_that_is_not_finite_stops_the_run_with_a_sound_state(tmp_path:
     assert on.summary["failed_updates"] > len(on.summary["failures"]) > 0
 
 
+def test_the_communication_to_a_target_is_what_was_sent_until_then(tmp_path: Path) -> None:
+    target = 0.5
+    out = run_experiment(tiny(seeds=2, dropout=0.3, target_accuracy=target), tmp_path / "run")
+    metrics, rounds = (rows(tmp_path / "run" / name) for name in (files.METRICS, files.ROUNDS))
+    for place, seed in enumerate((0, 1)):
+        test = [m for m in metrics if (m["seed"], m["split"], m["kind"]) == (seed, "test", "shared")]
+        reached = [m["round"] for m in test if m["accuracy"]["weighted_mean"] >= target]
+        found = out.summary["target"]["shared"]
+        assert found["rounds"][place] == (reached[0] if reached else None)
+        sent = sum(r["floats_up"] + r["floats_down"] for r in rounds if r["seed"] == seed and r["round"] <= reached[0])
+        assert found["floats"][place] == sent > 0
+    never = run_experiment(tiny(rounds=2, target_accuracy=1.0), tmp_path / "never")
+    assert never.summary["target"]["personal"] == {"rounds": [None], "floats": [None]}
+    with pytest.raises(ValueError, match="target_accuracy must lie in"):
+        tiny(target_accuracy=1.5)
+
+
 def test_absent_measurements_are_null_and_blank(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(41, 5)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(41) % 3, client=np.minimum(np.arange(41) // 10, 4))

@@ -18,6 +18,7 @@ from fedjax_pfl.experiment.console import (
     make_console,
     results_table,
     speed_text,
+    target_text,
     unseen_text,
 )
 from fedjax_pfl.experiment.errors import UserError, nearest
@@ -111,7 +112,7 @@ def run_command(tokens: list[str]) -> int:
         outcome = run.run_experiment(config, output.out, display=display, command=command)
     if any(outcome.summary["test"].values()):
         display.console.print(results_table(outcome.summary))
-    for text in filter(None, (unseen_text(outcome.summary), speed_text(outcome.summary))):
+    for text in filter(None, (target_text(outcome.summary), unseen_text(outcome.summary), speed_text(outcome.summary))):
         display.note(text, "")
     return _end(display, outcome.folder, [outcome.folder], outcome.code, command, "run", outcome.problem)
 

@@ -79,6 +79,8 @@ class Config:
                 raise ValueError(f"{name} must be finite, found {value}")
         if self.rounds.seed + self.rounds.seeds > 2**31:
             raise ValueError(f"seed must lie in 0..{2**31 - self.rounds.seeds}, found {self.rounds.seed}")
+        if self.rounds.target_accuracy is not None and not 0 < self.rounds.target_accuracy <= 1:
+            raise ValueError(f"target_accuracy must lie in 0 < value <= 1, found {self.rounds.target_accuracy}")
         if not 0 <= self.training.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), found {self.training.momentum}")
         if self.training.momentum and self.training.optimizer != "sgd":

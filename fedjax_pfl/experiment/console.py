@@ -136,6 +136,21 @@ def results_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def target_text(summary: dict[str, Any]) -> str:
+    """When the target accuracy was reached and what was sent until then, or nothing."""
+    found, seeds = summary.get("target"), len(summary["seeds"])
+    if not found:
+        return ""
+    parts = []
+    for kind in (kind for kind in KINDS if kind in found):
+        floats = [one for one in found[kind]["floats"] if one is not None]
+        rounds = [one for one in found[kind]["rounds"] if one is not None]
+        which = f"{len(floats)} of {seeds} seeds, " if seeds > 1 else ""
+        means = f"{np.mean(rounds):.4g} rounds, {np.mean(floats):,.0f} floats" if floats else "not reached"
+        parts.append(f"{kind} {which if floats else ''}{means}")
+    return f"to test accuracy {found['accuracy']:g}: {'; '.join(parts)}"
+
+
 def unseen_text(summary: dict[str, Any]) -> str:
     """Accuracy of the clients that were held out, or nothing."""
     found, seeds = summary.get("unseen"), len(summary["seeds"])
@@ -164,6 +179,8 @@ def comparison_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     table = Table(title="test accuracy, mean and deviation over seeds", title_justify="left")
     table.add_column("algorithm", no_wrap=True)
     heads = ["received", "personal", "shared", "personal uniform", "worst decile", "floats sent", "rounds/s"]
+    targets = [summary["target"]["accuracy"] for _, summary in rows if summary.get("target")]
+    heads += [f"floats to {targets[0]:g}"] if targets else []
     for head in heads:
         table.add_column(head, justify="right")
     for label, summary in rows:
@@ -171,8 +188,17 @@ def comparison_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
         cells = [spread(test[kind], "weighted_mean", seeds) for kind in KINDS]
         cells += [spread(test["personal"], name, seeds) for name in ("uniform_mean", "worst_decile")]
         sent = sum(summary["communication"].values())
-        table.add_row(label, *cells, f"{sent:,}", number(summary["timing"]["rounds_per_s"]))
+        to_target = [_to_target(summary["target"], seeds)] if targets else []
+        table.add_row(label, *cells, f"{sent:,}", number(summary["timing"]["rounds_per_s"]), *to_target)
     return table
+
+
+def _to_target(found: dict[str, Any] | None, seeds: int) -> str:
+    """Mean floats until the personal models reach the target; how many seeds did where not all."""
+    floats = [one for one in (found or {}).get("personal", {}).get("floats", ()) if one is not None]
+    if not floats:
+        return "not reached"
+    return f"{np.mean(floats):,.0f}" + (f" ({len(floats)} of {seeds})" if len(floats) < seeds else "")
 
 
 def spread(found: dict[str, Any] | None, name: str, seeds: int) -> str:

@@ -100,6 +100,8 @@ class RoundsConfig:
     """Number of last evaluations in the mean of the last."""
     adapt_steps: int = 10
     """Local steps with which clients that were held out adapt the trained model at the end (with: --held-out)."""
+    target_accuracy: float | None = None
+    """Test accuracy (weighted mean over clients) to which the communication is counted."""
     on_nonfinite: Literal["stop", "continue"] = "stop"
     """When a client's update is not finite: stop at the end of these rounds, or count it and go on."""
 

@@ -29,6 +29,7 @@ def results(config: Config, recorder: Recorder) -> dict[str, Any]:
         "last_k": len(last_evaluations(recorder, config.rounds.last_k)),
         "test": {kind: accuracy_of(recorder, kind, config.rounds.last_k) for kind in KINDS},
         "communication": communication(recorder),
+        "target": target(recorder, config.rounds.target_accuracy),
         "failures": failures(recorder)[:MOST_FAILURES],
         "failed_updates": len(failures(recorder)),
     }
@@ -74,6 +75,37 @@ def communication(recorder: Recorder) -> dict[str, int]:
     """Floats sent in all rounds, the mean over seeds (Python integers: they outgrow 32 bits)."""
     seeds = len(recorder.seeds)
     return {name: sum(row[name] for row in recorder.rounds) // seeds for name in ("floats_up", "floats_down")}
+
+
+def target(recorder: Recorder, accuracy: float | None) -> dict[str, Any] | None:
+    """Total communication to a target test accuracy (weighted mean over clients) of each kind of model.
+
+    ``rounds`` and ``floats`` (up and down, of all participants) until the first evaluation that reaches it, a list over
+    seeds with None where it was not reached; None without a target.
+    """
+    if accuracy is None:
+        return None
+    found: dict[str, Any] = {"accuracy": accuracy}
+    for kind in recorder.records[-1].scores.get("test", {}):
+        curve = mean_over_clients(
+            recorder.curves("test", kind, "accuracy").astype(np.float64), recorder.samples["test"]
+        )
+        at = [
+            next((r.round for r, ok in zip(recorder.records, one >= accuracy, strict=True) if ok), None)
+            for one in curve.T
+        ]
+        found[kind] = {
+            "rounds": at,
+            "floats": [_floats_until(recorder, s, r) for s, r in zip(recorder.seeds, at, strict=True)],
+        }
+    return found
+
+
+def _floats_until(recorder: Recorder, seed: int, last: int | None) -> int | None:
+    if last is None:
+        return None
+    rows = [row for row in recorder.rounds if row["seed"] == seed and row["round"] <= last]
+    return sum(row["floats_up"] + row["floats_down"] for row in rows)
 
 
 def failures(recorder: Recorder) -> list[dict[str, int]]:
