@@ -286,7 +286,7 @@ def test_an_update_that_is_not_finite_stops_the_run_with_a_sound_state(tmp_path:
 
 
 def test_the_communication_to_a_target_is_what_was_sent_until_then(tmp_path: Path) -> None:
-    target = 0.5
+    target = 0.2
     out = run_experiment(tiny(seeds=2, dropout=0.3, target_accuracy=target), tmp_path / "run")
     metrics, rounds = (rows(tmp_path / "run" / name) for name in (files.METRICS, files.ROUNDS))
     for place, seed in enumerate((0, 1)):
