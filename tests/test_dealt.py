@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_a_partition_is_shown_saved_and_used_again(capsys: pytest.CaptureFixture
     assert a["unseen"]["clients"] == 2
     with np.load("a/arrays.npz") as arrays:
         assert arrays["unseen_after"].shape == (1, 2)
+
+
+def test_a_run_keeps_its_own_partition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run("partition --clients 4 --partition iid --out p") == 0
+    assert main(["run", "fedavg", *TINY, "--partition-file", "p/partition.npz", "--out", "a"]) == 0
+    Path("p/partition.npz").rename("elsewhere.npz")
+    assert run("run --config a/config.toml --out b") == 0
+    a, b = (json.loads(Path(run, "summary.json").read_text()) for run in "ab")
+    assert a["test"] == b["test"]
+    shutil.copytree("a", "c")
+    Path("c/summary.json").unlink()
+    shutil.rmtree("c/checkpoints")
+    assert run("run --resume c") == 0
+    assert json.loads(Path("c/summary.json").read_text())["test"] == a["test"]
 
 
 def test_without_out_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:

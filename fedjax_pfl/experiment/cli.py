@@ -94,6 +94,8 @@ def run_command(tokens: list[str]) -> int:
     base = None
     if not asks_help:
         base = toml.read(file) if file else resuming.stored_config(folder) if folder else None
+    if base is not None:
+        base = resuming.with_own_partition(base, folder or (file or Path()).parent)
     if not positional and base is None:
         return _run_help(options)
     name = get(positional[0]).name if positional else (base or Config()).algorithm

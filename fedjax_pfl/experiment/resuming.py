@@ -32,6 +32,14 @@ def stored_config(path: Path) -> Config:
     return toml.read(path / files.CONFIG)
 
 
+def with_own_partition(config: Config, folder: Path) -> Config:
+    """The configuration with the partition that is kept in a run's folder, where its ``partition_file`` is gone."""
+    own, file = folder / files.PARTITION, config.data.partition_file
+    if file is None or Path(file).exists() or not own.exists():
+        return config
+    return config.replace(partition_file=str(own))
+
+
 def stored_summary(path: Path) -> dict[str, Any] | None:
     """The summary in a run's folder; None where there is none that can be read."""
     try:
@@ -68,6 +76,9 @@ def check_partition(path: Path, partition: Partition) -> None:
     if not (path / files.PARTITION).exists():
         return
     stored = Partition.load(path / files.PARTITION)
+    same_data = stored.labels_sha256 == partition.labels_sha256 or not stored.labels_sha256
+    if not same_data:
+        raise UserError(f"cannot resume {path}: the labels of the data were changed: restore the data")
     if stored.sha256 != partition.sha256:
         raise UserError(
             f"cannot resume {path}: it has {len(stored)} clients with partition {stored.sha256[:12]}, but its "

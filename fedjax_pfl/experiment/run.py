@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.simulation import Simulation
+from fedjax_pfl.engine.unseen import require_newcomer
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory, toml
 from fedjax_pfl.experiment.checkpoint import Checkpoints
@@ -15,10 +16,9 @@ from fedjax_pfl.experiment.config import Config, MachineConfig
 from fedjax_pfl.experiment.console import Display, Quiet, size
 from fedjax_pfl.experiment.environment import environment, float64
 from fedjax_pfl.experiment.record import Recorder
-from fedjax_pfl.experiment.resuming import check_partition, stored_config
+from fedjax_pfl.experiment.resuming import check_partition, stored_config, with_own_partition
 from fedjax_pfl.experiment.session import Outcome, Session
 from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, with_local_work
-from fedjax_pfl.unseen import require_newcomer
 
 
 class Prepared(NamedTuple):
@@ -87,7 +87,7 @@ def resume(
         UserError: no run there, one that has finished, or checkpoints of another configuration.
     """
     display = display or Quiet()
-    config = prepared.config if prepared else stored_config(path)
+    config = prepared.config if prepared else with_own_partition(stored_config(path), path)
     prepared = prepared or prepare(config)
     check_partition(path, prepared.extras.partition)
     predicted = _announce(prepared, display)
@@ -136,9 +136,10 @@ def _session(prepared: Prepared, path: Path, display: Display, predicted: memory
     config, partition = prepared.config, prepared.extras.partition
     seeds = list(range(config.rounds.seed, config.rounds.seed + config.rounds.seeds))
     layout = MachineConfig(devices=config.machine.devices)
+    data = dataclasses.replace(config.data, partition_file=None)  # its content counts, below, and not its place
     rounds = dataclasses.replace(config.rounds, on_nonfinite="stop")  # may change when a run is resumed
     identity = {
-        "configuration": toml.digest(dataclasses.replace(config, machine=layout, rounds=rounds)),
+        "configuration": toml.digest(dataclasses.replace(config, machine=layout, rounds=rounds, data=data)),
         "partition": partition.sha256,
         "precision": "float64" if float64() else "float32",
     }  # fmt: skip

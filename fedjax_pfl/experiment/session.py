@@ -119,11 +119,11 @@ class Session:
         arrays = self.simulation.artifacts(result.state)
         source = self.extras.source
         arrays["label_histogram"] = self.extras.partition.counts(source.y, num_classes=source.num_classes)
-        adapted = self._adapt(result.state)
-        arrays |= {f"unseen_{when}": scores.accuracy for when, scores in adapted.items()}
-        files.write_arrays(self.path / files.ARRAYS, arrays)
         done, failed = self.recorder.records[-1].round, result.failures and self.config.rounds.on_nonfinite == "stop"
         status = "nonfinite" if failed else "finished" if done == self.simulation.rounds else "interrupted"
+        adapted = self._adapt(result.state) if status == "finished" else {}
+        arrays |= {f"unseen_{when}": scores.accuracy for when, scores in adapted.items()}
+        files.write_arrays(self.path / files.ARRAYS, arrays)
         summary = files.plain(self._summary(result, first, status) | {"unseen": self._unseen_summary(adapted)})
         files.write_json(self.path / files.SUMMARY, summary)
         if status == "nonfinite":

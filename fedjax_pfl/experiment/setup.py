@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from fedjax_pfl.algorithms import get
 from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
@@ -43,15 +45,27 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     check_kind(config.model.model, source.kind, source.name)
     model = build_model(config.model.model, source.num_classes, source.sample(), **_model_options(config))
     participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
-
-    def placed(part: Partition) -> ClientData:
-        return place_data(shard(to_client_data(source, part), config.machine.devices), mesh)
-
+    data, unseen = _placed(source, partition, config.machine.devices, mesh)
     fed = Federation(
-        model, placed(partition), shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
+        model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
         participation=participation, mesh=mesh, **_local_work(config),
     )  # fmt: skip
-    return fed, extras._replace(unseen=None if partition.unseen is None else placed(partition.unseen))
+    return fed, extras._replace(unseen=unseen)
+
+
+def _placed(
+    source: Source, partition: Partition, devices: int, mesh: Mesh | None
+) -> tuple[ClientData, ClientData | None]:
+    """The data of the clients that train and of those held out, on the devices; on one device they share examples."""
+    data = to_client_data(source, partition)
+    if partition.unseen is None:
+        return place_data(shard(data, devices), mesh), None
+    held = to_client_data(source, partition.unseen, data.examples)
+    if mesh is not None:
+        return place_data(shard(data, devices), mesh), place_data(shard(held, devices), mesh)
+    data = place_data(data, None)
+    splits = place_data(dataclasses.replace(held, examples={}, tables={}), None)
+    return data, dataclasses.replace(splits, examples=data.examples, tables=data.tables)
 
 
 def with_local_work(fed: Federation, config: Config) -> Federation:
@@ -93,7 +107,7 @@ def load_data(config: Config) -> Extras:
     data = config.data
     source = load(data.data, data.data_dir)
     if data.partition_file is not None:
-        return Extras(source, Partition.load(data.partition_file, len(source)))
+        return Extras(source, Partition.load(data.partition_file, source.y))
     options = PartitionConfig(data.partition, data.clients, data.partition_seed, **vars(config.partition))
     return Extras(source, make_partition(source, options))
 
