@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.clients import Split
 
 # Purposes: one stream each, so that no draw of one kind shifts those of another.
-INITIAL_MODEL, COHORT, DROPOUT, ROUND, EVALUATION, SHUFFLE, STEP, CLIENT = range(8)
+INITIAL_MODEL, COHORT, DROPOUT, ROUND, EVALUATION, SHUFFLE, STEP, CLIENT, EXPLORE, LEARN = range(10)
 
 
 def stream(key: jax.Array, purpose: int, number: jax.Array | int = 0) -> jax.Array:

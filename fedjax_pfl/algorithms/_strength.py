@@ -1,0 +1,273 @@
+"""How FedHR's strength alpha is chosen: by an agent that learns from what clients see, or by one of the controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation import safe_norm
+from fedjax_pfl.engine import random, tree
+from fedjax_pfl.engine.clients import measure
+from fedjax_pfl.engine.federation import Env, Federation
+from fedjax_pfl.engine.local import masked_mean
+from fedjax_pfl.engine.sharding import COMMON, ROWS, data_spec
+from fedjax_pfl.models.actor_critic import Agent
+from fedjax_pfl.models.model import Variables, is_trainable, partition
+
+Received = Callable[[Env, Any, jax.Array], Variables]
+GRID = np.linspace(1.0, 0.0, 11)  # the strongest first, so that it wins where all are equal: 0 would never be left
+GAINS = ("received", "shared", "nothing")
+ROW_FIELDS = ("theta", "v", "alpha", "pending")  # of FedHR's State: one row a client
+
+
+class Pending(NamedTuple):
+    """A transition that waits for the client's next state: s ``(slots, 5)``, a, r and valid ``(slots,)``."""
+
+    s: jax.Array
+    a: jax.Array
+    r: jax.Array
+    valid: jax.Array
+
+
+class Strength(NamedTuple):
+    """One policy, as functions of FedHR's State.
+
+    init: ``(key, slots) -> (agent or None, pending or None)``. choose: sets ``alpha`` of those in ``who`` before they
+    train; learn: takes up what came of it, and gives diagnostics; serve: sets ``alpha`` of all, without exploring.
+    floats: what a participant sends and receives for it. hyper: numeric hyper-parameters.
+    """
+
+    init: Callable[..., tuple[Any, Pending | None]]
+    choose: Callable[..., Any]
+    learn: Callable[..., tuple[Any, dict[str, jax.Array]]]
+    serve: Callable[..., Any]
+    floats: tuple[int, int] = (0, 0)
+    hyper: Mapping[str, float] = {}
+
+
+def make(fed: Federation, options: Any) -> Strength:
+    """The policy that the options name.
+
+    Raises:
+        ValueError: an unknown policy or gain, a strength outside 0..1, no validation data where they are read.
+    """
+    name, _, number = options.policy.partition(":")
+    if options.gain not in GAINS:
+        raise ValueError(f"fedhr: gain must be one of {', '.join(GAINS)}, found {options.gain!r}")
+    if name == "fixed":
+        return _fixed(number)
+    if number or name not in ("ddpg", "random", "greedy-validation"):
+        known = "ddpg, fixed:ALPHA, random or greedy-validation"
+        raise ValueError(f"fedhr: policy must be {known}, found {options.policy!r}")
+    if name == "random":
+        return _random()
+    fed.require_validation(f"fedhr with policy {name}")
+    return _greedy(fed) if name == "greedy-validation" else _ddpg(fed, options)
+
+
+def _nothing(key: jax.Array, slots: int) -> tuple[None, None]:
+    return None, None
+
+
+def _no_lesson(env: Env, state: Any, *rest: Any) -> tuple[Any, dict[str, jax.Array]]:
+    return state, {}
+
+
+def _fixed(number: str) -> Strength:
+    try:
+        alpha = float(number)
+    except ValueError as error:
+        raise ValueError(f"fedhr: fixed needs a number, such as fixed:0.5, found {number!r}") from error
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"fedhr: alpha must lie in 0..1, found {alpha}")
+
+    def serve(env: Env, state: Any, received: Received) -> Any:
+        return state._replace(alpha=jnp.full_like(state.alpha, env.hyper["alpha"]))
+
+    def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
+        return serve(env, state, received)
+
+    return Strength(_nothing, choose, _no_lesson, serve, hyper={"alpha": alpha})
+
+
+def _random() -> Strength:
+    def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
+        keys = random.per_client(random.stream(key, random.EXPLORE), env.data.ids)
+        drawn = jax.vmap(lambda one: jax.random.uniform(one, (), state.alpha.dtype))(keys)
+        return state._replace(alpha=jnp.where(who, drawn, state.alpha))
+
+    return Strength(_nothing, choose, _no_lesson, lambda env, state, received: state)
+
+
+def _greedy(fed: Federation) -> Strength:
+    def best(env: Env, state: Any, received: Received, who: jax.Array | None) -> jax.Array:
+        def deliver(common: Any, slot: jax.Array) -> Any:
+            env, state = common
+            at = lambda alpha: received(env, state._replace(alpha=jnp.full_like(state.alpha, alpha)), slot)  # noqa: E731
+            return env, jax.vmap(at)(GRID)
+
+        def stat(delivered: Any, batch: Any) -> jax.Array:
+            scores = jax.vmap(lambda variables: fed.scores(delivered[0], variables, batch))(delivered[1])
+            losses = jax.vmap(lambda one: fed.loss(one, batch["y"]))(scores)
+            return jnp.where(batch["mask"], losses, 0).sum(-1)
+
+        return jnp.asarray(GRID)[_measured(fed, env, state, stat, deliver, who).argmin(-1)].astype(state.alpha.dtype)
+
+    def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
+        return state._replace(alpha=jnp.where(who, best(env, state, received, who), state.alpha))
+
+    def serve(env: Env, state: Any, received: Received) -> Any:
+        return state._replace(alpha=best(env, state, received, None))
+
+    return Strength(_nothing, choose, _no_lesson, serve)
+
+
+def _ddpg(fed: Federation, options: Any) -> Strength:
+    agent = Agent(
+        5, discount=options.discount, sigma=options.sigma, warm_up=options.warm_up, reward_scale=options.reward_scale
+    )
+
+    def init(key: jax.Array, slots: int) -> tuple[Any, Pending]:
+        kind = jnp.result_type(float)
+        s, a, r = (jnp.zeros((slots, *shape), kind) for shape in ((5,), (), ()))
+        pending = Pending(s, a, r, jnp.zeros(slots, bool))
+        return jax.tree.map(jnp.copy, agent.init(key)), pending  # targets and networks start as the same arrays
+
+    def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
+        s, old, order = client_states(fed, env, state, who), state.pending, _by_client(env)
+        waiting = tree.take(old._replace(valid=old.valid & who), order)
+        memory = agent.store(state.agent, waiting.s, waiting.a[:, None], waiting.r, s[order], waiting.valid)
+        a, memory = agent.act(memory, s[order], random.stream(key, random.EXPLORE))
+        alpha = jnp.where(who, state.alpha.at[order].set(a[:, 0].astype(state.alpha.dtype)), state.alpha)
+        seen = who & (env.data.validation.count > 0)
+        new = Pending(s, alpha, jnp.zeros_like(alpha), seen)
+        pending = jax.tree.map(lambda n, o: jnp.where(_wide(who, n), n, o), new, old)
+        return state._replace(agent=memory, alpha=alpha, pending=pending)
+
+    def learn(
+        env: Env, state: Any, received: Received, theta: Variables, who: jax.Array, reported: jax.Array, key: jax.Array
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        r = rewards(fed, options.gain, env, state, received, theta, reported)
+        old = state.pending
+        pending = old._replace(r=jnp.where(reported, r, old.r), valid=old.valid & (reported | ~who))
+        memory, told = agent.learn(state.agent, random.stream(key, random.LEARN), options.agent_steps)
+        mean = jnp.where(reported, r, 0).sum() / jnp.maximum(reported.sum(), 1)
+        told = {"critic_loss": told["critic_loss"], "buffer": told["fill"].astype(mean.dtype), "reward": mean}
+        return state._replace(agent=memory, pending=pending), told
+
+    def serve(env: Env, state: Any, received: Received) -> Any:
+        s, order = client_states(fed, env, state, None), _by_client(env)
+        a, _ = agent.act(state.agent, s[order], jax.random.key(0), explore=False)
+        return state._replace(alpha=state.alpha.at[order].set(a[:, 0].astype(state.alpha.dtype)))
+
+    return Strength(init, choose, learn, serve, (6, 1))
+
+
+def client_states(fed: Federation, env: Env, state: Any, who: jax.Array | None) -> jax.Array:
+    """What the agent sees of each client: ``(slots, 5)``.
+
+    KL of the predictions of its last model from the global one's, Euclidean and cosine distance of the two, accuracy of
+    its last model, progress. KL and accuracy are on validation samples, 0 without any.
+    """
+
+    def deliver(common: Any, slot: jax.Array) -> Any:
+        env, state = common
+        return env, tree.take(state.theta, slot), state.shared
+
+    def stat(delivered: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+        env, local, shared = delivered
+        log_p, log_q = (jax.nn.log_softmax(fed.scores(env, variables, batch)) for variables in (local, shared))
+        kl = (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+        right = (log_p.argmax(-1) == batch["y"]) & batch["mask"]
+        return jnp.where(batch["mask"], kl, 0).sum(), right.sum().astype(kl.dtype)
+
+    kl, right = _measured(fed, env, state, stat, deliver, who)
+    count = jnp.maximum(env.data.validation.count, 1)
+    euclid, cosine = _distances(state.theta, state.shared)
+    progress = jnp.full_like(kl, state.progress)
+    return jnp.stack([kl / count, euclid, cosine, right / count, progress], -1)
+
+
+def rewards(
+    fed: Federation, gain: str, env: Env, state: Any, received: Received, theta: Variables, who: jax.Array
+) -> jax.Array:
+    """Gain in validation accuracy by the round, minus ``penalty`` times the relative deviation of the trained model.
+
+    state: before the round, with this round's alpha; theta: the models after it.
+    """
+
+    def deliver(common: Any, slot: jax.Array) -> Any:
+        env, (state, theta) = common
+        before = state.shared if gain == "shared" else received(env, state, slot)
+        return env, tree.take(theta, slot), before
+
+    def stat(delivered: Any, batch: Any) -> jax.Array:
+        env, after, before = delivered
+        right = [fed.scores(env, v, batch).argmax(-1) == batch["y"] for v in (after, before)]
+        change = right[0].astype(jnp.result_type(float)) - (0 if gain == "nothing" else right[1])
+        return jnp.where(batch["mask"], change, 0).sum()
+
+    gained = _measured(fed, env, (state, theta), stat, deliver, who) / jnp.maximum(env.data.validation.count, 1)
+    euclid, _ = _distances(theta, state.shared)
+    scale = safe_norm(jnp.concatenate([jnp.ravel(leaf) for leaf in _parameters(state.shared)]))
+    return gained - env.hyper["penalty"] * euclid / scale
+
+
+def spread(alpha: jax.Array, reported: jax.Array) -> dict[str, jax.Array]:
+    """Mean and standard deviation of the strengths of a round."""
+    mean = masked_mean(alpha, reported)
+    return {"alpha": mean, "alpha_std": jnp.sqrt(masked_mean((alpha - mean) ** 2, reported))}
+
+
+def head_kernel(fed: Federation, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+    """The kernel ``(d, C)`` of the head.
+
+    Raises:
+        ValueError: the head is not one dense layer with a bias.
+    """
+    head = {name: leaf for name, leaf in shapes.items() if fed.model.head(name)}
+    by_rank = {len(leaf.shape): leaf for leaf in head.values()}
+    if len(head) != 2 or set(by_rank) != {1, 2}:
+        found = ", ".join(f"{name} {leaf.shape}" for name, leaf in head.items()) or "none"
+        raise ValueError(f"fedhr modulates one dense layer with a bias, the head of {fed.model.name!r} is: {found}")
+    return by_rank[2]
+
+
+def _distances(theta: Variables, shared: Variables) -> tuple[jax.Array, jax.Array]:
+    """Euclidean and cosine distance of each row's parameters from the global ones: ``(slots,)`` each."""
+    leaves = zip(_parameters(theta), _parameters(shared), strict=True)
+    pairs = [(a.reshape(len(a), -1), b.reshape(1, -1)) for a, b in leaves]
+
+    def total(product: Callable[..., jax.Array]) -> jax.Array:
+        return sum((product(a, b).sum(1) for a, b in pairs), start=jnp.zeros(()))
+
+    scale = jnp.sqrt(total(lambda a, b: a * a) * total(lambda a, b: b * b) + 1e-24)
+    return jnp.sqrt(total(lambda a, b: (a - b) ** 2) + 1e-24), 1 - total(lambda a, b: a * b) / scale
+
+
+def _parameters(variables: Variables) -> list[jax.Array]:
+    return list(partition(variables, is_trainable)[0].values())
+
+
+def _measured(fed: Federation, env: Env, state: Any, stat: Any, deliver: Any, who: jax.Array | None) -> Any:
+    """``measure`` on the validation samples, of what depends on the state (a State, or one beside rows)."""
+    whole = state if hasattr(state, "_fields") else state[0]
+    spec = type(whole)(*(ROWS if field in ROW_FIELDS else COMMON for field in whole._fields))
+    spec = spec if whole is state else (spec, ROWS)
+    return measure(
+        stat, deliver, common=(env, state), data=env.data, work=fed.evaluation_work("validation"), who=who,
+        common_spec=(Env(data_spec(env.data), COMMON), spec),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _by_client(env: Env) -> jax.Array:
+    """The slots in the order of client ids, padding left out: what is drawn for clients then depends on them only."""
+    return jnp.argsort(env.data.ids)[: env.data.num_clients]
+
+
+def _wide(flag: jax.Array, leaf: jax.Array) -> jax.Array:
+    return flag.reshape(-1, *(1,) * (leaf.ndim - 1))
