@@ -305,14 +305,15 @@ def test_table_has_one_row_a_client() -> None:
 
 
 def test_saved_partition_comes_back(tmp_path: Path) -> None:
-    partition = make_partition(load("synthetic:clients=5"), PartitionConfig("natural", None, seed=3))
+    data = load("synthetic:clients=5")
+    partition = make_partition(data, PartitionConfig("natural", None, seed=3))
     partition.save(tmp_path / "partition.npz")
-    back = Partition.load(tmp_path / "partition.npz", samples=partition.samples)
+    back = Partition.load(tmp_path / "partition.npz", data.y)
     assert (back.sha256, back.config, back.notes) == (partition.sha256, partition.config, partition.notes)
     np.testing.assert_array_equal(back.groups, partition.groups)
     assert [path.name for path in tmp_path.iterdir()] == ["partition.npz"]
     with pytest.raises(ValueError, match="belongs to other data"):
-        Partition.load(tmp_path / "partition.npz", samples=1)
+        Partition.load(tmp_path / "partition.npz", np.zeros(1, int))
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,62 @@ def test_natural_clients_have_their_own_official_test_samples() -> None:
     assert shared.sizes("test").sum() == test.sum()  # nobody's own: shares by label
 
 
+@pytest.mark.parametrize("method", ["iid", "dirichlet", "quantity", "natural"])
+def test_nobody_trains_on_what_anybody_is_tested_on(method: str) -> None:
+    segment = np.repeat(np.arange(30), 20)
+    source = Source(
+        "signal", np.zeros((600, 1), np.float32), (np.arange(600) % 3).astype(np.int32), 3, client=segment // 3,
+        segment=segment, overlap=2,
+    )  # fmt: skip
+    partition = make_partition(source, PartitionConfig(method, 8, held_out=2, min_samples=20))
+    assert partition.unseen is not None
+    train, held = (
+        np.concatenate([np.concatenate(one.rows(split)) for one in (partition, partition.unseen) for split in splits])
+        for splits in (("train",), ("validation", "test"))
+    )
+    assert len(held) > 100
+    near = (segment[train][:, None] == segment[held]) & (np.abs(train[:, None] - held) <= source.overlap)
+    assert not near.any()
+    mixed = make_partition(source, PartitionConfig(method, 8, split="random"))
+    train, held = np.concatenate(mixed.train), np.concatenate(mixed.test)
+    assert ((segment[train][:, None] == segment[held]) & (np.abs(train[:, None] - held) <= source.overlap)).any()
+
+
+def test_a_client_that_only_has_later_samples_is_refused() -> None:
+    segment = np.repeat(np.arange(4), 10)
+    source = Source("s", np.zeros((40, 1), np.float32), np.zeros(40, np.int32), 1, segment=segment, overlap=1)
+    with pytest.raises(ValueError, match=r"has no training samples .*: raise min_samples, or use split='random'"):
+        make_partition(source, PartitionConfig("iid", 20, min_samples=1, test_fraction=0.5))
+
+
+def test_the_options_of_a_shift_and_the_groups_are_hashed(tmp_path: Path) -> None:
+    partition = make_partition(images(), PartitionConfig("feature_shift", 8, groups=3, shift="noise"))
+    more = dataclasses.replace(partition, config=dataclasses.replace(partition.config, groups=4))
+    regrouped = dataclasses.replace(partition, groups=np.roll(partition.groups, 1))
+    assert len({partition.sha256, more.sha256, regrouped.sha256}) == 3
+
+
+def test_data_of_equal_size_is_told_apart_by_its_labels(tmp_path: Path) -> None:
+    make_partition(LABELS, PartitionConfig("iid", 4)).save(tmp_path / "p.npz")
+    Partition.load(tmp_path / "p.npz", LABELS)
+    with pytest.raises(ValueError, match="was made for data with other labels"):
+        Partition.load(tmp_path / "p.npz", LABELS[::-1])
+
+
+def test_the_features_of_held_out_clients_are_shifted_once_for_all() -> None:
+    source = images()
+    partition = make_partition(source, PartitionConfig("feature_shift", 8, groups=4, held_out=3))
+    assert partition.unseen is not None
+    data = to_client_data(source, partition)
+    held = to_client_data(source, partition.unseen, data.examples)
+    assert held.examples["x"] is data.examples["x"]
+    alone = to_client_data(source, partition.unseen).examples["x"]
+    for rows, turns in zip(pooled(partition.unseen), partition.unseen.groups, strict=True):
+        for row in rows:
+            np.testing.assert_array_equal(held.examples["x"][row], np.rot90(source.x[row], turns))
+            np.testing.assert_array_equal(alone[row], np.rot90(source.x[row], turns))
+
+
 def test_held_out_clients_never_train(tmp_path: Path) -> None:
     config = PartitionConfig("dirichlet", 12, alpha=0.5, held_out=3, seed=2)
     partition, whole = make_partition(LABELS, config), make_partition(LABELS, dataclasses.replace(config, held_out=0))
@@ -236,7 +292,7 @@ def test_held_out_clients_never_train(tmp_path: Path) -> None:
     assert every == sorted(map(tuple, whole.train))
     assert partition.sha256 not in (whole.sha256, dataclasses.replace(partition, unseen=None).sha256)
     partition.save(tmp_path / "p.npz")
-    back = Partition.load(tmp_path / "p.npz", len(LABELS))
+    back = Partition.load(tmp_path / "p.npz", LABELS)
     assert back.sha256 == partition.sha256
     assert back.unseen is not None
     assert [rows.tolist() for rows in back.unseen.test] == [rows.tolist() for rows in partition.unseen.test]

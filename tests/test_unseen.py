@@ -13,7 +13,7 @@ from fedjax_pfl.data.clients import ClientData, shard
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.sharding import client_mesh, place_data
 from fedjax_pfl.engine.simulation import Simulation
-from fedjax_pfl.unseen import adapt
+from fedjax_pfl.engine.unseen import adapt
 
 HELD = tiny_data((9, 4, 6), seed=5)
 STEPS = 3
@@ -88,6 +88,15 @@ def test_devices_and_seeds_do_not_change_them(float64: None) -> None:
     two = federation(place_data(shard(tiny_data(), 2), mesh), mesh=mesh)
     spread = Simulation(two, fp.build("fedapa", two), rounds=2, seeds=2)
     assert_close(alone, spread.unseen(spread.init(), place_data(shard(HELD, 2), mesh), STEPS))
+
+
+def test_the_number_of_steps_counts_at_every_call() -> None:
+    fed = federation()
+    simulation = Simulation(fed, fp.build("fedavg", fed), rounds=2)
+    state = simulation.init()
+    few, many = (simulation.unseen(state, on_device(HELD), steps)["test"] for steps in (1, 20))
+    np.testing.assert_array_equal(few["before"].loss, many["before"].loss)
+    assert (many["after"].loss < few["after"].loss).all()
 
 
 def test_a_method_without_a_model_for_newcomers_says_so() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_pfl.data.assign import PARTITIONS, Pool, check_config
 from fedjax_pfl.data.clients import SPLITS, ClientData, client_data
 from fedjax_pfl.data.config import PartitionConfig
-from fedjax_pfl.data.partition import Partition
+from fedjax_pfl.data.partition import Partition, sha256_of
 from fedjax_pfl.data.shifts import shifted
 from fedjax_pfl.data.sources import Source
 from fedjax_pfl.data.splits import official_parts, ordered_parts, split_parts
@@ -41,37 +41,66 @@ def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Part
         fit = ", ".join(other.name for other in PARTITIONS.values() if other.across)
         raise ValueError(f"{config.method} would mix the {len(source.datasets)} data sets of {source.name}: use {fit}")
     where = np.flatnonzero(~official) if config.test == "official" and official is not None else np.arange(len(labels))
+    cut, notes = _cut(source, where, config)
+    where = where if cut is None else where[cut[where] >= 0]
     client, dataset = (None if leaf is None else leaf[where] for leaf in (source.client, source.dataset))
     pool = Pool(labels[where], source.num_classes, client, dataset, source.datasets)
     dealt = entry.assign(pool, config, _generator(config.seed, ASSIGN))
-    parts, notes = [where[part] for part in dealt.parts], list(dealt.notes)
-    (train, validation, test), more = _split(source, parts, config)
+    parts = [where[part] for part in dealt.parts]
+    splits, more = _split(source, parts, cut, config)
     groups = dealt.groups
     if groups is None and source.group is not None:
         groups = _groups(parts, source.group)
-    whole = Partition(config, len(labels), train, validation, test, (*notes, *more), groups)
+    train, validation, test = (tuple(split) for split in splits)
+    told, digest = (*notes, *dealt.notes, *more), sha256_of(labels)
+    whole = Partition(config, len(labels), train, validation, test, told, groups, labels_sha256=digest)
     return _hold_out(whole) if config.held_out else whole
 
 
+def _cut(source: Source, where: np.ndarray, config: PartitionConfig) -> tuple[np.ndarray | None, list[str]]:
+    """For samples in order the split of each, ``(n,)``: 0, 1, 2, or -1 where it is left out; None for random splits.
+
+    Recordings are cut before they are dealt, so that nobody trains on what anybody is tested on.
+    """
+    if config.split == "random" or (config.split == "auto" and source.segment is None):
+        return None, []
+    if source.segment is None:
+        raise ValueError(f"split='order' needs samples with an order, {source.name} has none: use split='random'")
+    owner = np.zeros(len(where), np.int64) if source.client is None else source.client[where]
+    order = np.argsort(owner, kind="stable")
+    owners = np.split(where[order], np.flatnonzero(np.diff(np.unique(owner, return_inverse=True)[1][order])) + 1)
+    fraction = config.test_fraction if config.test == "local" else 0.0
+    *splits, lost = ordered_parts(owners, source.segment, source.overlap, fraction, config.validation_fraction)
+    cut = np.full(len(source), -1, np.int8)
+    for kind, split in enumerate(splits):
+        cut[np.concatenate([np.zeros(0, np.int64), *split])] = kind
+    return cut, [f"left out {lost} samples that share content with a later split"] if lost else []
+
+
 def _split(
-    source: Source, parts: list[np.ndarray], config: PartitionConfig
-) -> tuple[list[tuple[np.ndarray, ...]], list[str]]:
-    """Train, validation and test rows of the clients, and notes."""
+    source: Source, parts: list[np.ndarray], cut: np.ndarray | None, config: PartitionConfig
+) -> tuple[list[list[np.ndarray]], list[str]]:
+    """Train, validation and test rows of the clients, and notes.
+
+    Raises:
+        ValueError: a client whose samples are all held back by the order.
+    """
     labels, fraction = source.y, config.test_fraction if config.test == "local" else 0.0
-    ordered = config.split == "order" or (config.split == "auto" and source.segment is not None)
-    notes: list[str] = []
-    if not ordered:
+    if cut is None:
         rng = _generator(config.seed, SPLIT)
         splits = list(split_parts(parts, labels, fraction, config.validation_fraction, rng))
-    elif source.segment is None:
-        raise ValueError(f"split='order' needs samples with an order, {source.name} has none: use split='random'")
     else:
-        *splits, lost = ordered_parts(parts, source.segment, source.overlap, fraction, config.validation_fraction)
-        notes += [f"left out {lost} samples that share content with a later split"] if lost else []
+        splits = [[part[cut[part] == kind] for part in parts] for kind in range(3)]
+        idle = [client for client, part in enumerate(splits[0]) if not len(part)]
+        if idle:
+            raise ValueError(
+                f"client {idle[0]} has no training samples ({len(idle)} such clients): all of its samples stand in the "
+                "later parts of their recordings: raise min_samples, or use split='random'"
+            )
     if config.test == "official" and source.official_test is not None:
-        splits[2], more = _official(source, np.flatnonzero(source.official_test), parts, config)
-        notes += more
-    return [tuple(split) for split in splits], notes
+        splits[2], notes = _official(source, np.flatnonzero(source.official_test), parts, config)
+        return splits, notes
+    return splits, []
 
 
 def _official(
@@ -79,8 +108,10 @@ def _official(
 ) -> tuple[list[np.ndarray], list[str]]:
     """Each natural client's own samples of the published test set, where it has any there; else shares by label."""
     if config.method == "natural" and source.client is not None:
-        own = source.client[[part[0] for part in parts]]
-        test = [official[source.client[official] == client] for client in own]
+        theirs = np.argsort(source.client[official], kind="stable")
+        names, own = source.client[official][theirs], source.client[[part[0] for part in parts]]
+        first, last = (np.searchsorted(names, own, side) for side in ("left", "right"))
+        test = [official[theirs[a:b]] for a, b in zip(first, last, strict=True)]
         lost = len(official) - sum(map(len, test))
         if lost < len(official):
             note = f"left out {lost} official test samples of clients that do not train"
@@ -126,10 +157,11 @@ def _groups(parts: Sequence[np.ndarray], group: np.ndarray) -> np.ndarray | None
     return np.array([group[part[0]] for part in parts])
 
 
-def to_client_data(source: Source, partition: Partition) -> ClientData:
+def to_client_data(source: Source, partition: Partition, examples: dict[str, Any] | None = None) -> ClientData:
     """``ClientData`` of a source under a partition; the features are the source's own array, not a copy.
 
-    Only a partition that shifts features copies them.
+    Only a partition that shifts features copies them, for all clients at once, those held out too: give the
+    ``examples`` of the one to the other.
 
     Raises:
         ValueError: a partition of other data, a client without training samples (see ``clients.check``), features that
@@ -137,10 +169,13 @@ def to_client_data(source: Source, partition: Partition) -> ClientData:
     """
     if len(source) != partition.samples:
         raise ValueError(f"the partition is of {partition.samples} samples, {source.name} has {len(source)}")
-    examples, lists = source.examples(), [partition.rows(split) for split in SPLITS]
-    if PARTITIONS[partition.config.method].shift and partition.groups is not None:
+    lists = [partition.rows(split) for split in SPLITS]
+    if examples is None and PARTITIONS[partition.config.method].shift and partition.groups is not None:
         if source.reader is not None:
             raise ValueError(f"feature_shift needs features, {source.name} holds {source.kind} data")
-        own = [np.concatenate(rows) for rows in zip(*lists, strict=True)]
-        examples["x"] = shifted(source.x, own, partition.groups, partition.config)
+        every = [partition, *([] if partition.unseen is None else [partition.unseen])]
+        own = [row for one in every for row in one.samples_of_clients()]
+        groups = np.concatenate([np.asarray(one.groups) for one in every])
+        examples = source.examples() | {"x": shifted(source.x, own, groups, partition.config)}
+    examples = examples or source.examples()
     return client_data(examples, source.num_classes, *lists, tables=source.tables, reader=source.reader)

@@ -26,6 +26,7 @@ class Partition:
     groups: ``(M,)`` the group of each client where the method makes groups, or where the source has groups that no
         client mixes; else None.
     unseen: the clients that are held out, as a partition of their own, or None.
+    labels_sha256: of the labels that were dealt (``sha256_of``), or empty where it is not known.
     """
 
     config: PartitionConfig
@@ -36,6 +37,7 @@ class Partition:
     notes: tuple[str, ...] = ()
     groups: np.ndarray | None = None
     unseen: Partition | None = None
+    labels_sha256: str = ""
 
     def __len__(self) -> int:
         return len(self.train)
@@ -50,19 +52,25 @@ class Partition:
             raise unknown_name("split", split, SPLITS)
         return getattr(self, split)
 
+    def samples_of_clients(self) -> list[np.ndarray]:
+        """The rows of each client, all its splits together."""
+        return [np.concatenate(rows) for rows in zip(*(self.rows(split) for split in SPLITS), strict=True)]
+
     @functools.cached_property
     def sha256(self) -> str:
         """Hash of the index sets, the same on every platform: little-endian int64 of all sizes and rows.
 
-        Clients that are held out, and whatever changes features (groups, kind, strength and seed of a shift), enter it.
+        Groups, clients that are held out, and what changes features (the options and seed of a shift) enter it.
         """
         digest = hashlib.sha256(np.array([self.samples, len(self)], "<i8").tobytes())
         for split in SPLITS:
             digest.update(self.sizes(split).astype("<i8").tobytes())
             digest.update(np.concatenate(self.rows(split)).astype("<i8").tobytes())
-        if PARTITIONS[self.config.method].shift and self.groups is not None:
+        if self.groups is not None:
             digest.update(self.groups.astype("<i8").tobytes())
-            digest.update(repr((self.config.shift, float(self.config.shift_noise), self.config.seed)).encode())
+        if PARTITIONS[self.config.method].shift:
+            options = (self.config.shift, self.config.groups, float(self.config.shift_noise), self.config.seed)
+            digest.update(repr(options).encode())
         if self.unseen is not None:
             digest.update(self.unseen.sha256.encode())
         return digest.hexdigest()
@@ -107,14 +115,15 @@ class Partition:
         arrays: dict[str, np.ndarray] = {"samples": np.array(self.samples), "sha256": np.array(self.sha256)}
         arrays["config"] = np.array(json.dumps(dataclasses.asdict(self.config)))
         arrays["notes"] = np.array(json.dumps(self.notes))
+        arrays["labels_sha256"] = np.array(self.labels_sha256)
         for split in SPLITS:
             arrays[f"{split}_rows"] = np.concatenate(self.rows(split)).astype("<i8")
             arrays[f"{split}_sizes"] = self.sizes(split).astype("<i8")
         return arrays if self.groups is None else arrays | {"groups": self.groups}
 
     @classmethod
-    def load(cls, path: str | Path, samples: int | None = None) -> Partition:
-        """Read what ``save`` wrote, for a source of ``samples`` samples where given.
+    def load(cls, path: str | Path, labels: np.ndarray | None = None) -> Partition:
+        """Read what ``save`` wrote, for a source with these labels ``(n,)`` where given.
 
         Raises:
             FileNotFoundError: no such file.
@@ -123,30 +132,37 @@ class Partition:
         found = read_npz(Path(path))
         seen = {name: array for name, array in found.items() if not name.startswith("unseen_")}
         held = {name.removeprefix("unseen_"): array for name, array in found.items() if name not in seen}
-        unseen = cls._read(held, path, samples) if held else None
-        partition = cls._read(seen, path, samples, unseen)
+        unseen = cls._read(held, path, labels) if held else None
+        partition = cls._read(seen, path, labels, unseen)
         if unseen is not None:
             check_lists(partition.samples, [[*partition.rows(split), *unseen.rows(split)] for split in SPLITS])
         return partition
 
     @classmethod
     def _read(
-        cls, found: dict[str, np.ndarray], path: str | Path, samples: int | None, unseen: Partition | None = None
+        cls, found: dict[str, np.ndarray], path: str | Path, labels: np.ndarray | None, unseen: Partition | None = None
     ) -> Partition:
         try:
+            stored, digest, groups = int(found["samples"]), str(found["sha256"]), found.get("groups")
+            if any(len(found[f"{split}_sizes"]) > max(stored, 1) for split in SPLITS):
+                raise ValueError("more clients than samples")
             train, validation, test = (_unflatten(found[f"{split}_rows"], found[f"{split}_sizes"]) for split in SPLITS)
             config = PartitionConfig(**json.loads(str(found["config"])))
             check_config(config)
             notes = tuple(str(note) for note in json.loads(str(found["notes"])))
-            stored, digest, groups = int(found["samples"]), str(found["sha256"]), found.get("groups")
-            if groups is not None and groups.shape != (len(train),):
+            if groups is not None and (
+                groups.shape != (len(train),) or groups.dtype.kind not in "iu" or groups.min() < 0
+            ):
                 raise ValueError("groups and clients disagree")
+            of = str(found.get("labels_sha256", ""))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a partition file or damaged ({error!r})") from error
-        if samples is not None and samples != stored:
-            raise ValueError(f"{path}: is of {stored} samples, the data has {samples}: it belongs to other data")
+        if labels is not None and len(labels) != stored:
+            raise ValueError(f"{path}: is of {stored} samples, the data has {len(labels)}: it belongs to other data")
+        if labels is not None and of and of != sha256_of(labels):
+            raise ValueError(f"{path}: was made for data with other labels: it belongs to other data")
         check_lists(stored, (train, validation, test))
-        partition = cls(config, stored, train, validation, test, notes, groups, unseen)
+        partition = cls(config, stored, train, validation, test, notes, groups, unseen, of)
         if partition.sha256 != digest:
             raise ValueError(f"{path}: its rows do not match its sha256 {digest}: damaged or edited")
         return partition
@@ -156,3 +172,8 @@ def _unflatten(rows: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     if rows.ndim != 1 or sizes.ndim != 1 or not len(sizes) or sizes.min() < 0 or sizes.sum() != len(rows):
         raise ValueError("sizes and rows disagree")
     return tuple(np.split(rows.astype(np.int64), np.cumsum(sizes)[:-1]))
+
+
+def sha256_of(labels: np.ndarray) -> str:
+    """Hash of labels ``(n,)``, as little-endian int64: it tells data sets of equal size apart."""
+    return hashlib.sha256(np.asarray(labels).astype("<i8").tobytes()).hexdigest()

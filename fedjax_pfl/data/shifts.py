@@ -41,7 +41,7 @@ def _rotated(x: np.ndarray, group: np.ndarray, config: PartitionConfig) -> np.nd
 def _noisy(x: np.ndarray, group: np.ndarray, config: PartitionConfig) -> np.ndarray:
     if x.dtype != np.uint8 and x.dtype.kind != "f":
         raise ValueError(f"feature_shift: noise needs features, found whole numbers of dtype {x.dtype}")
-    deviation = float(np.std(x, dtype=np.float64)) * config.shift_noise / max(config.groups - 1, 1)
+    deviation = _deviation(x) * config.shift_noise / max(config.groups - 1, 1)
     out = np.empty_like(x)
     for start in range(0, len(x), BLOCK):
         here = slice(start, start + BLOCK)
@@ -51,3 +51,13 @@ def _noisy(x: np.ndarray, group: np.ndarray, config: PartitionConfig) -> np.ndar
         moved = x[here] + level * noise
         out[here] = np.clip(np.rint(moved), 0, 255) if x.dtype == np.uint8 else moved
     return out
+
+
+def _deviation(x: np.ndarray) -> float:
+    """Standard deviation of all numbers, block by block: a large array is never copied whole."""
+    sums = np.zeros(2)
+    for start in range(0, len(x), BLOCK):
+        block = np.asarray(x[start : start + BLOCK], np.float64)
+        sums += block.sum(), (block**2).sum()
+    mean, square = sums / x.size
+    return float(np.sqrt(max(square - mean**2, 0.0)))

@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedjax_pfl import evaluation, unseen
+from fedjax_pfl import evaluation
 from fedjax_pfl.data.clients import ClientData
-from fedjax_pfl.engine import random
+from fedjax_pfl.engine import random, unseen
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
 from fedjax_pfl.engine.rounds import Info, State, one_round
 from fedjax_pfl.engine.sharding import COMMON, constrain
@@ -113,7 +113,7 @@ class Simulation:
         if mesh is None:
             return None
         everywhere = NamedSharding(mesh, COMMON)
-        if name in ("evaluate", "artifacts", "unseen"):
+        if name in ("evaluate", "artifacts") or name.startswith("unseen"):
             return everywhere
         state = jax.eval_shape(self._init, self.env, jax.random.key(0))
         lead = (None,) if self.seeds > 1 else ()
@@ -149,12 +149,13 @@ class Simulation:
         return Record(round_, jax.tree.map(lambda a: lead(np.asarray(a))[:, self.slot_of_client], scores))
 
     def unseen(self, state: State, data: ClientData, steps: int) -> dict[str, dict[str, Scores]]:
-        """Clients that never trained, on a state: see ``fedjax_pfl.unseen.adapt``; leaves ``(seeds, clients)``."""
+        """Clients that never trained, on a state: see ``engine.unseen.adapt``; leaves ``(seeds, clients)``."""
 
         def adapt(env: Env, data: ClientData, state: State, key: jax.Array) -> Any:
             return unseen.adapt(self.fed, self.algorithm, env, state, data, key, steps)
 
-        scores = jax.device_get(self._call("unseen", adapt, (None, 0, 0), self.env, data, state, self.key))
+        static = (steps, data.num_clients, data.limits, *(leaf.shape for leaf in jax.tree.leaves(data)))
+        scores = jax.device_get(self._call(f"unseen {static}", adapt, (None, 0, 0), self.env, data, state, self.key))
         order = np.argsort(np.asarray(jax.device_get(data.ids)))[: data.num_clients]
         return jax.tree.map(lambda a: (a if self.seeds > 1 else a[None])[:, order], scores)
 

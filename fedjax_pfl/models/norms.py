@@ -49,9 +49,9 @@ class GroupNorm(nn.GroupNorm):
 
     use_fast_variance: bool = False
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
         check_groups(x.shape[-1], self.num_groups)
-        return super().__call__(x, mask=mask)
+        return super().__call__(x)
 
 
 def check_groups(channels: int, groups: int | None) -> None:
