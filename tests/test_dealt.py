@@ -83,11 +83,13 @@ def test_groups_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ("partition --rounds 3", "unknown option --rounds"),
         ("partition --partition iid --alpha 0.5", "alpha belongs to dirichlet"),
         ("partition --partition naturall", "Did you mean 'natural'"),
-        ("partition --partition natural", "this source has no client ids"),
+        ("partition --partition natural", "this source has no clients of its own"),
         ("partition --held-out 20", "held_out must leave a client that trains"),
         ("run fedavg --partition-file p.npz --alpha 0.5", "says who has which samples: leave out --alpha"),
         ("run fedavg --partition-file p.npz --clients 3", "leave out --clients"),
-        ("run fedavg --partition-file p.npz", "p.npz: no such file"),
+        ("run fedavg --partition-file p.npz", "p.npz: no such file: make it, with: fedjax-pfl partition"),
+        ("run fedavg --adapt-steps 3", "adapt_steps belongs to held_out"),
+        ("partition --alpha x", "--alpha"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_told_in_one_line(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -310,6 +310,8 @@ def test_held_out_clients_never_train(tmp_path: Path) -> None:
         (LABELS, {"method": "quantity", "size_skew": -1.0}, "size_skew must be at least 0"),
         (LABELS, {"method": "quantity", "size_skew": float("nan")}, "size_skew must be at least 0"),
         (LABELS, {"method": "dirichlet", "sizes": "powerlaw"}, "sizes belongs to quantity"),
+        (LABELS, {"dirichlet_by": "client", "balance": True}, "balance belongs to dirichlet_by='class'"),
+        (images(), {"method": "feature_shift", "shift_noise": 2.0}, "shift_noise belongs to shift='noise'"),
         (images(), {"method": "feature_shift", "groups": 5}, "there are 4 quarter turns, found 5 groups"),
         (LABELS, {"method": "feature_shift"}, "only square images can be rotated"),
         (datasets(), {"method": "dataset_per_client", "test": "official"}, "needs a source with an official test set"),

@@ -12,7 +12,7 @@ from fedjax_pfl.data.assign import PARTITIONS, Pool, check_config
 from fedjax_pfl.data.clients import SPLITS, ClientData, client_data
 from fedjax_pfl.data.config import PartitionConfig
 from fedjax_pfl.data.partition import Partition, sha256_of
-from fedjax_pfl.data.shifts import shifted
+from fedjax_pfl.data.shifts import check_shift, shifted
 from fedjax_pfl.data.sources import Source
 from fedjax_pfl.data.splits import official_parts, ordered_parts, split_parts
 
@@ -28,13 +28,15 @@ def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Part
             sets in a method that would mix them, ordered splits of data without an order, all clients held out.
     """
     check_config(config)
+    entry, several = PARTITIONS[config.method], isinstance(source, Source) and len(source.datasets) > 1
+    if entry.shift and isinstance(source, Source):
+        check_shift(source, config)
     source = source if isinstance(source, Source) else _bare(source)
     labels, official = source.y, source.official_test
     if config.test == "official" and (official is None or official.all() or not official.any()):
         raise ValueError(
             "test='official' needs a source with an official test set and training samples: use test='local'"
         )
-    entry, several = PARTITIONS[config.method], len(source.datasets) > 1
     if several and config.test == "official":
         raise ValueError(f"{source.name} holds several data sets: use test='local'")
     if several and not entry.across:
@@ -117,7 +119,10 @@ def _official(
             note = f"left out {lost} official test samples of clients that do not train"
             return test, [note] if lost else []
     counts = np.stack([np.bincount(source.y[part], minlength=source.num_classes) for part in parts])
-    return official_parts(counts, official, source.y, _generator(config.seed, OFFICIAL))
+    test, notes = official_parts(counts, official, source.y, _generator(config.seed, OFFICIAL))
+    if config.method == "natural":
+        notes = ["no client has test samples of its own in the published test set: shares by label", *notes]
+    return test, notes
 
 
 def _hold_out(whole: Partition) -> Partition:
@@ -171,8 +176,7 @@ def to_client_data(source: Source, partition: Partition, examples: dict[str, Any
         raise ValueError(f"the partition is of {partition.samples} samples, {source.name} has {len(source)}")
     lists = [partition.rows(split) for split in SPLITS]
     if examples is None and PARTITIONS[partition.config.method].shift and partition.groups is not None:
-        if source.reader is not None:
-            raise ValueError(f"feature_shift needs features, {source.name} holds {source.kind} data")
+        check_shift(source, partition.config)
         every = [partition, *([] if partition.unseen is None else [partition.unseen])]
         own = [row for one in every for row in one.samples_of_clients()]
         groups = np.concatenate([np.asarray(one.groups) for one in every])

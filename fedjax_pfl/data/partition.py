@@ -18,6 +18,8 @@ from fedjax_pfl.data.clients import SPLITS
 from fedjax_pfl.data.config import PartitionConfig
 from fedjax_pfl.data.files import read_npz
 
+MAKE = "with: fedjax-pfl partition ... --out DIR"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
@@ -129,7 +131,12 @@ class Partition:
             FileNotFoundError: no such file.
             ValueError: not such a file, damaged (rows out of range or shared, another hash), of other data.
         """
-        found = read_npz(Path(path))
+        try:
+            found = read_npz(Path(path))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{path}: no such file: make it, {MAKE}") from error
+        except ValueError as error:
+            raise ValueError(f"{str(error).rpartition(':')[0]}: make it again, {MAKE}") from error
         seen = {name: array for name, array in found.items() if not name.startswith("unseen_")}
         held = {name.removeprefix("unseen_"): array for name, array in found.items() if name not in seen}
         unseen = cls._read(held, path, labels) if held else None
@@ -156,7 +163,8 @@ class Partition:
                 raise ValueError("groups and clients disagree")
             of = str(found.get("labels_sha256", ""))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a partition file or damaged ({error!r})") from error
+            lost = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path}: not a partition file or damaged ({lost}): make it again, {MAKE}") from error
         if labels is not None and len(labels) != stored:
             raise ValueError(f"{path}: is of {stored} samples, the data has {len(labels)}: it belongs to other data")
         if labels is not None and of and of != sha256_of(labels):

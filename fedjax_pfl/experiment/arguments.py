@@ -150,7 +150,7 @@ def one_line(box: str) -> str:
         if line.startswith(("─", "╰", "Argument helptext", "Got errors")):
             break
         kept.append(line)
-    return " ".join(" ".join(kept).split()) or " ".join(box.split())
+    return (" ".join(" ".join(kept).split()) or " ".join(box.split())).removeprefix("Error parsing ")
 
 
 def _hint(name: str, kind: type) -> str:

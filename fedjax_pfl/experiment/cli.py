@@ -46,6 +46,8 @@ Simulate personalized federated learning with all clients stacked on one acceler
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code. Errors are told in one line (``--debug`` shows the traceback)."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        keep_programs()
     debug = "--debug" in tokens or bool(os.environ.get("FEDJAX_PFL_DEBUG"))
     try:
         return dispatch(tokens)
@@ -60,6 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return _fail(str(error), getattr(error, "code", 2 if isinstance(error, (ValueError, OSError)) else 1))
+
+
+def keep_programs() -> None:
+    """Keep compiled programs for the next run, unless JAX is told where (or, by an empty name, not to)."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        import jax
+
+        from fedjax_pfl.data.sources.cache import cache_folder
+
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "programs"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def dispatch(tokens: list[str]) -> int:
@@ -156,7 +169,7 @@ def partition_command(tokens: list[str]) -> int:
     source, partition, _ = load_data(config)
     display = Display()
     display.console.print(dealt.table(source, partition))
-    for line in dealt.summary(partition):
+    for line in dealt.summary(source, partition):
         display.note(line, "")
     for path in dealt.save(options.output.out, source, partition) if options.output.out else ():
         _show_path(display, path)

@@ -85,6 +85,9 @@ class Config:
             raise ValueError(f"momentum must be in [0, 1), found {self.training.momentum}")
         if self.training.momentum and self.training.optimizer != "sgd":
             raise ValueError(f"momentum belongs to sgd; {self.training.optimizer} has none: leave it at 0")
+        held = self.partition.held_out or self.data.partition_file
+        if not held and self.rounds.adapt_steps != RoundsConfig.adapt_steps:
+            raise ValueError("adapt_steps belongs to held_out, and no client is held out: leave it out")
         if self.data.partition_file is not None:
             ignored = dataclasses.replace(self.data, data=DataConfig.data, data_dir=None, partition_file=None)
             for part in (ignored, self.partition):

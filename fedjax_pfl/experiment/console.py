@@ -156,12 +156,18 @@ def unseen_text(summary: dict[str, Any]) -> str:
     found, seeds = summary.get("unseen"), len(summary["seeds"])
     if not found:
         return ""
-    before, after = (
-        f"{found[when]['weighted_mean']:.4f}" + (f" ± {found[when]['std_over_seeds']:.4f}" if seeds > 1 else "")
-        for when in ("before", "after")
-    )
-    steps = found["steps"]
-    return f"{found['clients']} clients held out: test accuracy {before} before and {after} after {steps} local steps"
+    before, after = (_of_unseen(found, when, seeds) for when in ("before", "after"))
+    steps, clients = found["steps"], found["clients"]
+    who = f"{clients} client{'s' * (clients > 1)} held out"
+    return f"{who}: test accuracy {before} before and {after} after {steps} local steps"
+
+
+def _of_unseen(found: dict[str, Any] | None, when: str, seeds: int) -> str:
+    """Mean accuracy of the clients that were held out, ``before`` or ``after`` they adapt; blank where absent."""
+    if not found:
+        return ""
+    spread = f" ± {found[when]['std_over_seeds']:.4f}" if seeds > 1 else ""
+    return f"{found[when]['weighted_mean']:.4f}{spread}"
 
 
 def speed_text(summary: dict[str, Any]) -> str:
@@ -180,6 +186,8 @@ def comparison_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     table.add_column("algorithm", no_wrap=True)
     heads = ["received", "personal", "shared", "personal uniform", "worst decile", "floats sent", "rounds/s"]
     targets = [summary["target"]["accuracy"] for _, summary in rows if summary.get("target")]
+    held = any(summary.get("unseen") for _, summary in rows)
+    heads += ["held out before", "after"] if held else []
     heads += [f"floats to {targets[0]:g}"] if targets else []
     for head in heads:
         table.add_column(head, justify="right")
@@ -188,8 +196,9 @@ def comparison_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
         cells = [spread(test[kind], "weighted_mean", seeds) for kind in KINDS]
         cells += [spread(test["personal"], name, seeds) for name in ("uniform_mean", "worst_decile")]
         sent = sum(summary["communication"].values())
+        before_after = [_of_unseen(summary.get("unseen"), when, seeds) for when in ("before", "after") if held]
         to_target = [_to_target(summary["target"], seeds)] if targets else []
-        table.add_row(label, *cells, f"{sent:,}", number(summary["timing"]["rounds_per_s"]), *to_target)
+        table.add_row(label, *cells, f"{sent:,}", number(summary["timing"]["rounds_per_s"]), *before_after, *to_target)
     return table
 
 

@@ -48,14 +48,15 @@ def bars(counts: np.ndarray, most: int) -> str:
     return "".join(BARS[int(np.ceil(8 * part / max(most, 1)))] for part in parts)
 
 
-def summary(partition: Partition) -> list[str]:
+def summary(source: Source, partition: Partition) -> list[str]:
     """What holds of all clients, in a few lines."""
     sizes, tests = partition.sizes("train"), partition.sizes("test")
-    lines = [
+    lines = [f"{len(partition) - MAX_ROWS} more clients are not shown"] if len(partition) > MAX_ROWS else []
+    lines += [
+        f"data from {source.where}",
         f"training samples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}, {sizes.sum():,} in "
-        f"all; test samples: {tests.min()} to {tests.max()}, {tests.sum():,} in all"
+        f"all; test samples: {tests.min()} to {tests.max()}, {tests.sum():,} in all",
     ]
-    lines += [f"{len(partition) - MAX_ROWS} more clients are not shown"] if len(partition) > MAX_ROWS else []
     return [*lines, *partition.notes, f"sha256 {partition.sha256}"]
 
 

@@ -53,8 +53,8 @@ def peak_bytes() -> tuple[int, str]:
 
 
 def _batch(fed: Federation, size: int) -> dict[str, Any]:
-    leaves = {n: jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype) for n, a in fed.data.examples.items()}
-    return leaves | {"mask": jax.ShapeDtypeStruct((size,), bool)}
+    batch = jax.eval_shape(lambda data, rows: data.gather(rows), fed.data, jax.ShapeDtypeStruct((size,), jnp.int32))
+    return batch | {"mask": jax.ShapeDtypeStruct((size,), bool)}
 
 
 def _step_bytes(fed: Federation) -> int:

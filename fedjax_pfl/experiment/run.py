@@ -115,6 +115,7 @@ def _announce(prepared: Prepared, display: Display) -> memory.Predicted:
         f"{config.algorithm} on {prepared.extras.source.name}: {len(partition)} clients with {sizes.min()} to "
         f"{sizes.max()} training samples, model {fed.model.name} with {fed.model.count():,} parameters"
     )
+    display.note(f"data from {prepared.extras.source.where}")
     if partition.unseen is not None:
         display.note(f"{len(partition.unseen)} more clients are held out")
     for text in partition.notes:

@@ -12,11 +12,12 @@ from jax.sharding import Mesh
 
 from fedjax_pfl.algorithms import get
 from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
+from fedjax_pfl.data.assign import check_config
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.sharding import client_mesh, place_data
 from fedjax_pfl.experiment.config import Config, TrainingConfig
-from fedjax_pfl.models.registry import build_model, check_kind
+from fedjax_pfl.models.registry import build_model, check_kind, find
 
 
 class Extras(NamedTuple):
@@ -40,6 +41,7 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
         FileNotFoundError: missing data.
     """
     config.check()
+    find(config.model.model)
     mesh = client_mesh(config.machine.devices)
     source, partition, _ = extras = extras or load_data(config)
     check_kind(config.model.model, source.kind, source.name)
@@ -105,10 +107,13 @@ def schedule(training: TrainingConfig, rounds: int) -> Callable[[jax.Array], jax
 def load_data(config: Config) -> Extras:
     """The source of a configuration, and who has which of its samples; no model is built."""
     data = config.data
+    options = PartitionConfig(data.partition, data.clients, data.partition_seed, **vars(config.partition))
+    check_config(options)
+    if data.partition_file is not None:
+        Partition.load(data.partition_file)  # what is wrong with it is told before the data is loaded
     source = load(data.data, data.data_dir)
     if data.partition_file is not None:
         return Extras(source, Partition.load(data.partition_file, source.y))
-    options = PartitionConfig(data.partition, data.clients, data.partition_seed, **vars(config.partition))
     return Extras(source, make_partition(source, options))
 
 

@@ -30,6 +30,10 @@ def check_against(config: PartitionConfig, methods: Mapping[str, PartitionEntry]
         if getattr(config, name) != fields[name].default and name not in methods[config.method].options:
             readers = ", ".join(entry.name for entry in methods.values() if name in entry.options)
             raise ValueError(f"{name} belongs to {readers}; partition {config.method!r} does not read it: leave it out")
+    if config.balance and config.method == "dirichlet" and config.dirichlet_by == "client":
+        raise ValueError("balance belongs to dirichlet_by='class': by client all sizes are equal already: leave it out")
+    if config.shift != "noise" and config.shift_noise != fields["shift_noise"].default:
+        raise ValueError(f"shift_noise belongs to shift='noise', the shift is {config.shift!r}: leave it out")
     _check_ranges(config)
     if config.test == "local" and config.test_fraction + config.validation_fraction >= 1:
         raise ValueError(

@@ -21,7 +21,7 @@ def natural(pool: Pool, config: PartitionConfig, rng: np.random.Generator) -> As
     Clients with fewer than ``min_samples`` samples are left out before the draw.
     """
     if pool.client is None:
-        raise ValueError("natural: this source has no client ids: choose another partition or give a client column")
+        raise ValueError("natural: this source has no clients of its own: choose another (tables: client=COLUMN)")
     ids, inverse, sizes = np.unique(pool.client, return_inverse=True, return_counts=True)
     fit = np.flatnonzero(sizes >= config.min_samples)
     wanted = len(fit) if config.clients is None else config.clients

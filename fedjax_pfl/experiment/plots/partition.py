@@ -86,7 +86,7 @@ def plot_partition(counts: np.ndarray, ax: Axes | None = None, class_names: Sequ
     counts = np.asarray(counts, float)
     if counts.ndim != 2 or not counts.size:
         raise ValueError(f"counts must be a matrix (clients, classes), found shape {counts.shape}")
-    many = len(counts) > MAX_BUBBLES
+    many = len(counts) > MAX_BUBBLES or counts.shape[1] > MAX_BUBBLES
     shown = counts[_label_order(counts)] if many else counts
     if ax is None:
         height = 1.5 + (2.6 if many else min(4.2, max(1.4, 0.24 * counts.shape[1])))
@@ -120,11 +120,11 @@ def _sizes(ax: Axes, sizes: np.ndarray) -> None:
 def _bubbles(ax: Axes, counts: np.ndarray) -> None:
     clients, classes = counts.shape
     client, label = np.nonzero(counts)
-    cell = min(500 / max(clients, 8), 16)  # points between neighbours
+    cell = min(500 / max(clients, 8), 300 / max(classes, 8), 16)  # points between neighbours
     area = counts[client, label] / counts.max() * (cell * 1.05) ** 2
     ax.scatter(client, label, s=np.maximum(area, 1.2), color=PALETTE[0], alpha=0.8, linewidths=0)
     ax.set_xlim(-0.7, max(clients, 6) - 0.3)
-    ax.set_ylim(classes - 0.4, -0.6)
+    ax.set_ylim(classes - 0.3, -0.7)
     ax.grid(alpha=0.9)
     step = max(1, -(-clients // 30))
     ax.set_xticks(np.arange(0, clients, step), np.arange(0, clients, step).astype(str))

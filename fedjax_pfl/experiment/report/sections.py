@@ -28,6 +28,10 @@ def results(runs: Sequence[Run]) -> str:
     """The result table with its terms, and all summaries folded away."""
     terms = "".join(f"<div><dt>{name}</dt><dd>{escape(text)}</dd></div>" for name, text in TERMS.items())
     card = f'{tables.result_table(runs)}<p class="note">{escape(_reading(runs))}</p><dl class="terms">{terms}</dl>'
+    if held := tables.unseen_table(runs):
+        found = next(one for run in runs if (one := run.summary.get("unseen")))
+        note = f"{found['clients']} clients never trained: before and after {found['steps']} local steps."
+        card += f'{held}<p class="note">{escape(note)}</p>'
     more = "".join(tables.kind_table(runs, kind) for kind in tables.tested_kinds(runs))
     if not more:
         return _card(card)

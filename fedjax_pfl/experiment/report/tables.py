@@ -72,6 +72,20 @@ def result_table(runs: Sequence[Run]) -> str:
     return run_table(runs, columns, "Test accuracy in per cent and cost of every run")
 
 
+def unseen_table(runs: Sequence[Run]) -> str:
+    """Clients that were held out: accuracy before and after they adapt; nothing where no run held any out."""
+    if not any(run.summary.get("unseen") for run in runs):
+        return ""
+
+    def column(when: str) -> Column:
+        def part(name: str) -> Callable[[Run], float | None]:
+            return lambda run: ((run.summary.get("unseen") or {}).get(when) or {}).get(name)
+
+        return Column(when, "clients that were held out", part("weighted_mean"), part("std_over_seeds"), percent, 1)
+
+    return run_table(runs, [column("before"), column("after")], "Test accuracy in per cent of clients held out")
+
+
 def kind_table(runs: Sequence[Run], kind: str) -> str:
     """All summaries of one kind of model."""
     columns = [accuracy_column(kind, name, title, f"{kind} model") for name, title in STATISTICS.items()]
