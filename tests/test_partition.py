@@ -359,7 +359,7 @@ def test_damaged_partitions_are_refused(tmp_path: Path, change: dict[str, np.nda
         ({"validation_fraction": -0.1}, "validation_fraction must lie in"),
         ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leave nothing to train on"),
         ({"seed": -1}, "seed must be at least 0"),
-        ({"method": "natural"}, "no client ids"),
+        ({"method": "natural"}, "no clients of its own"),
         ({"test": "official"}, "official test set"),
         ({"test": "oficial"}, "Did you mean 'official'"),
         ({"method": "pathological", "classes_per_client": 11}, "11 classes per client, but only 10 classes"),
