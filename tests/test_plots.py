@@ -178,3 +178,19 @@ def test_texts() -> None:
     assert {value: quantity(value) for value in shown} == shown
     assert printable("a\x00b") == "a\N{REPLACEMENT CHARACTER}b"
     assert printable("x" * 99, 5) == "xxxx…"
+
+
+def test_embeddings_of_alike_clients_are_neighbours() -> None:
+    from fedjax_pfl.experiment.plots.embedding import flattened, plot_embedding
+
+    rng = np.random.default_rng(0)
+    labels = np.repeat([4, 7, 9], 12)
+    embedding = 5 * np.eye(10)[labels] + 0.1 * rng.normal(size=(36, 10))
+    places = flattened(embedding)
+    np.testing.assert_array_equal(places, flattened(embedding))
+    distance = np.linalg.norm(places[:, None] - places, axis=-1) + 1e9 * np.eye(36)
+    assert (labels[distance.argmin(1)] == labels).all()
+    figure = plot_embedding(embedding, labels)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["4", "7", "9"]
+    with pytest.raises(ValueError, match="at least 5 clients"):
+        flattened(embedding[:4])

@@ -79,7 +79,7 @@ class Options:
     """What the reward's accuracy is compared with: received (the modulated model), shared (alpha = 0), or nothing."""
     penalty: float = 0.1
     """Weight of the deviation from the global model in the reward."""
-    embedding: int = 32
+    embedding_size: int = 32
     """Size of a client's embedding."""
     bound: float = 0.5
     """Largest scale and shift."""
@@ -106,7 +106,7 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
     """
     shapes = fed.model.shapes()
     kernel = _strength.head_kernel(fed, shapes)
-    modulator = Modulator(kernel.shape[0], kernel.shape[1], embedding=options.embedding, bound=options.bound)
+    modulator = Modulator(kernel.shape[0], kernel.shape[1], embedding=options.embedding_size, bound=options.bound)
     strength = _strength.make(fed, options)
     trained = optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(1.0, 0.9))  # times hyper_lr, which is traced
 
@@ -116,7 +116,7 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
 
     def init(env: Env, key: jax.Array) -> State:
         shared, slots = fed.model.init(key), env.data.slots
-        v = embed_histogram(env.data.label_histogram(), options.embedding, jax.random.key(0))
+        v = embed_histogram(env.data.label_histogram(), options.embedding_size, jax.random.key(0))
         phi = modulator.init(jax.random.fold_in(key, 1), v[0])
         agent, pending = strength.init(jax.random.fold_in(key, 2), slots)
         zero = jnp.zeros((), jnp.result_type(float))

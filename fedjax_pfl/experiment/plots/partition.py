@@ -86,7 +86,7 @@ def plot_partition(counts: np.ndarray, ax: Axes | None = None, class_names: Sequ
     counts = np.asarray(counts, float)
     if counts.ndim != 2 or not counts.size:
         raise ValueError(f"counts must be a matrix (clients, classes), found shape {counts.shape}")
-    many = len(counts) > MAX_BUBBLES or counts.shape[1] > MAX_BUBBLES
+    many = max(counts.shape) > MAX_BUBBLES
     shown = counts[_label_order(counts)] if many else counts
     if ax is None:
         height = 1.5 + (2.6 if many else min(4.2, max(1.4, 0.24 * counts.shape[1])))

@@ -20,6 +20,7 @@ from fedjax_pfl.experiment.plots import (
     plot_weights,
 )  # fmt: skip
 from fedjax_pfl.experiment.plots.curves import MAX_POINTS
+from fedjax_pfl.experiment.plots.embedding import LEAST, plot_embedding
 from fedjax_pfl.experiment.plots.partition import MAX_BUBBLES, MAX_CELLS
 from fedjax_pfl.experiment.plots.style import WIDTH, Look, legend, new_figure, printable, styled
 from fedjax_pfl.experiment.plots.weights import off_diagonal
@@ -47,7 +48,7 @@ class Picture(NamedTuple):
 def pictures(runs: Sequence[Run]) -> Iterator[Picture]:
     """The figures that these runs have data for, in the order of the page."""
     looks = looks_of(run.label for run in runs)
-    for make in (_results, _curves, _clients, _partition, _weights, _communication, _rounds):
+    for make in (_results, _curves, _clients, _partition, _weights, _embedding, _communication, _rounds):
         yield from make(runs, looks)
 
 
@@ -133,7 +134,7 @@ def _partition(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Picture]
         caption += (
             "Columns are clients, similar ones side by side; colour is the class's share of the client's samples"
             + (", mean over neighbours, as are the sizes above." if len(counts) > 2 * MAX_CELLS else ".")
-            if len(counts) > MAX_BUBBLES
+            if max(counts.shape) > MAX_BUBBLES
             else "The area of a bubble is the number of samples of that class; bars above are the clients' totals."
         )
         which = "" if len(seen) == 1 else f"-{len(seen)}"
@@ -152,6 +153,22 @@ def _weights(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Picture]:
         which = "" if len(with_weights) == 1 else f"-{i + 1}"
         yield Picture("weights", f"weights{which}", figure, _weights_caption(run, A, similarity),
                       f"Heat map of the aggregation weights of {run.label}" + _correlation(A, similarity))  # fmt: skip
+
+
+def _embedding(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Picture]:
+    drawable = [run for run in runs if (found := run.arrays.get("embedding")) is not None and found.ndim == 3]
+    for i, run in enumerate(drawable):
+        embedding, counts = run.arrays["embedding"][0], run.arrays.get("label_histogram")
+        if counts is None or len(counts) != len(embedding) or len(embedding) < LEAST:
+            continue
+        seed = f" of seed {run.seeds[0]}" if len(run.seeds) > 1 else ""
+        caption = (
+            f"{run.label}: the embeddings{seed} of the {len(embedding):,} clients after the last round, brought into "
+            "the plane by t-SNE; a colour and mark is a client's most frequent class. Distances between far groups "
+            "mean nothing."
+        )
+        figure = plot_embedding(embedding, counts.argmax(1), title=printable(run.label, 33))
+        yield Picture("embedding", f"embedding{'' if len(drawable) == 1 else f'-{i + 1}'}", figure, caption, caption)
 
 
 def _weights_caption(run: Run, A: np.ndarray, similarity: np.ndarray | None) -> str:

@@ -45,7 +45,7 @@ def read_run(folder: Path) -> Run:
         metrics=lines("metrics.jsonl") or [],
         rounds=lines("rounds.jsonl") or [],
         per_client=_arrays(folder, "per_client.npz", optional=not finished),
-        arrays=_arrays(folder, "arrays.npz", ("aggregation_weights", "label_histogram"), optional=True),
+        arrays=_arrays(folder, "arrays.npz", ("aggregation_weights", "embedding", "label_histogram"), optional=True),
     )
 
 

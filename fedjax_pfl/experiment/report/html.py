@@ -21,6 +21,7 @@ SECTIONS = {
     "clients": "Clients",
     "data": "Data",
     "weights": "Aggregation weights",
+    "embedding": "Client embeddings",
     "communication": "Communication",
     "training": "Training",
     "reproduce": "Reproduce",
