@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_are
 
-from fedjax_pfl.models.actor_critic import Agent, AgentState, Moments, observed
+from fedjax_pfl.models.actor_critic import Agent, AgentState, Moments, observed, places
 
 RNG = np.random.default_rng(0)
 SMALL = Agent(3, (-1.0, 0.0), (3.0, 0.5), hidden=(6, 5), batch=8, capacity=32, warm_up=10, tau=0.1, reward_scale=0.5)
@@ -25,7 +25,9 @@ def _transitions(agent: Agent, n: int) -> tuple[np.ndarray, ...]:
 
 
 def _filled(agent: Agent, n: int, seed: int = 0) -> AgentState:
-    return agent.store(agent.init(jax.random.key(seed)), *_transitions(agent, n), np.ones(n, bool), RNG.random(n) < 0.3)
+    store = jax.jit(lambda *batch: agent.store(agent.init(jax.random.key(seed)), *batch))
+    padded = [np.resize(leaf, (32, *leaf.shape[1:])) for leaf in _transitions(agent, max(n, 1))]
+    return store(*padded, np.arange(32) < n, RNG.random(32) < 0.3)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -122,7 +124,7 @@ def test_learning_never_draws_a_place_that_was_not_written() -> None:
 
 def test_minibatches_are_uniform_over_what_is_stored() -> None:
     """With discount 0 and a critic near 0, the loss of one transition is the square of its reward, here its place."""
-    agent, n = dataclasses.replace(SMALL, batch=1, discount=0.0, reward_scale=1.0), 12
+    agent, n = dataclasses.replace(SMALL, hidden=(2,), batch=1, discount=0.0, reward_scale=1.0), 12
     s, a, _, s2 = _transitions(agent, n)
     state = agent.store(agent.init(jax.random.key(0)), s, a, np.arange(1.0, n + 1), s2, np.ones(n, bool))
     keys = jax.random.split(jax.random.key(4), 400)
@@ -186,12 +188,26 @@ def test_ring_buffer_equals_a_deque(capacity: int, n: int) -> None:
         assert (rows[len(want) :] == 0).all()
 
 
+@pytest.mark.parametrize(("capacity", "n"), [(1, 3), (4, 13), (5, 5), (50, 6)])
+def test_no_place_is_written_twice_by_one_batch(capacity: int, n: int) -> None:
+    """On an accelerator it is open which of two writes would stay, so the deque above could not show it everywhere."""
+    for turn in range(20):
+        head, valid = turn % capacity, RNG.random(n) < (1.0, 0.5)[turn % 2]
+        order = [(head + k) % capacity for k in range(valid.sum())]
+        want = [capacity] * (len(order) - len(order[-capacity:])) + order[-capacity:]
+        got = np.asarray(places(jnp.int32(head), jnp.asarray(valid), capacity))
+        assert got[valid].tolist() == want
+        assert (got[~valid] == capacity).all()
+        assert len(set(want) - {capacity}) == min(len(order), capacity)
+
+
 def test_transitions_that_are_not_finite_are_refused_and_counted() -> None:
+    store, new = jax.jit(SMALL.store), SMALL.init(jax.random.key(0))
     for part in range(4):
         for bad in (np.nan, np.inf, -1e10):
             batch = _transitions(SMALL, 5)
             batch[part][2] = bad
-            state = SMALL.store(SMALL.init(jax.random.key(0)), *batch, np.array([1, 1, 1, 0, 1], bool))
+            state = store(new, *batch, np.array([1, 1, 1, 0, 1], bool))
             assert (int(state.replay.fill), int(state.replay.refused), int(state.moments.seen)) == (3, 1, 3)
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
             np.testing.assert_allclose(state.replay.s[:3], batch[0][[0, 1, 4]], rtol=1e-6)
@@ -287,7 +303,7 @@ def test_ornstein_uhlenbeck_noise_has_its_stationary_moments() -> None:
 # ---------------------------------------------------------------- whole loops
 
 
-def _loop(agent: Agent, turns: int, steps: int, n: int, begin: Any, move: Any, cooling: float = 0.0) -> Any:
+def _loop(agent: Agent, turns: int, steps: int, n: int, begin: Any, move: Any) -> Any:
     """``key -> state`` after turns of n transitions and some learning; ``move(key, t, s, a) -> (r, s2, next s)``."""
 
     def run(key: jax.Array) -> AgentState:
@@ -297,11 +313,7 @@ def _loop(agent: Agent, turns: int, steps: int, n: int, begin: Any, move: Any, c
             a, state = agent.act(state, s, act)
             r, s2, then = move(world, t, s, a)
             state = agent.store(state, s, a, r, s2, jnp.ones(n, bool))
-            slower = jnp.exp(-cooling * jnp.maximum(t / turns - 0.3, 0) / 0.7)
-            learner = dataclasses.replace(
-                agent, actor_lr=agent.actor_lr * slower, critic_lr=agent.critic_lr * slower
-            )  # fmt: skip
-            state, _ = learner.learn(state, learn, steps)
+            state, _ = agent.learn(state, learn, steps)
             return (state, then), None
 
         (state, _), _ = jax.lax.scan(turn, (agent.init(key, n), begin(key)), jnp.arange(turns))
@@ -333,12 +345,12 @@ def test_a_bandit_with_quadratic_reward_is_solved() -> None:
 def test_a_linear_quadratic_system_is_controlled_as_by_its_riccati_gain() -> None:
     """s2 = A s + B a + w, cost q s^2 + r a^2: discounted cost within 5% of the best one from each of 3 seeds.
 
-    Plain DDPG needs these here: rewards scaled so that Q is of order 1, a critic that learns faster than the actor,
-    quick targets, noise that fades, and learning rates that fall (without the last, 2 of 12 seeds end above 5%).
+    The settings leave a margin over seeds: rewards scaled so that Q is of order 1, a critic that learns faster than
+    the actor, targets that follow quickly, noise that fades, 16 new transitions for 3 updates.
     """
-    A, B, q, r, discount, noise, n = 0.95, 0.5, 1.0, 0.2, 0.8, 0.1, 8
+    A, B, q, r, discount, noise, n = 0.95, 0.5, 1.0, 0.2, 0.8, 0.1, 16
     agent = Agent(
-        1, (-3.0,), (3.0,), discount=discount, tau=0.1, actor_lr=1e-3, critic_lr=3e-3, capacity=8192, warm_up=256,
+        1, (-3.0,), (3.0,), discount=discount, tau=0.1, actor_lr=1e-3, critic_lr=3e-3, capacity=16384, warm_up=256,
         sigma=0.3, fading=0.998, reward_scale=0.1,
     )  # fmt: skip
     root, one = np.sqrt(discount), np.eye(1)
@@ -363,7 +375,7 @@ def test_a_linear_quadratic_system_is_controlled_as_by_its_riccati_gain() -> Non
         return jax.lax.scan(step, jnp.linspace(-2, 2, 21)[:, None], (jnp.arange(60.0), shocks))[1].sum()
 
     def learned(key: jax.Array) -> jax.Array:
-        state = _loop(agent, 1000, 3, n, lambda key: jnp.zeros((n, 1)), move, cooling=3.0)(key)
+        state = _loop(agent, 1000, 3, n, lambda key: jnp.zeros((n, 1)), move)(key)
         return cost(lambda s: agent.act(state, s, key, explore=False)[0])
 
     best, idle = float(cost(lambda s: -gain * s)), float(cost(lambda s: 0 * s))

@@ -248,9 +248,7 @@ class Agent:
         numbers = jnp.concatenate([s, s2, a, r[:, None], done[:, None]], 1)
         sound = valid & (jnp.abs(numbers) <= LARGEST).all(1)  # false for NaN
         old, total = state.replay, sound.sum(dtype=jnp.int32)
-        rank = jnp.cumsum(sound, dtype=jnp.int32) - 1
-        kept = sound & (rank >= total - self.capacity)  # no place is written twice: the order of a scatter is open
-        place = jnp.where(kept, (old.head + rank) % self.capacity, self.capacity)
+        place = places(old.head, sound, self.capacity)
         new = {"s": s, "a": a, "r": r, "s2": s2, "done": done}
         replay = old._replace(
             **{name: getattr(old, name).at[place].set(leaf, mode="drop") for name, leaf in new.items()},
@@ -331,6 +329,16 @@ class Agent:
             wanted = f"({'N' if rows is None else rows}, {self.state_size})"
             raise ValueError(f"agent: {name} must be {wanted}, found {s.shape}")
         return s
+
+
+def places(head: jax.Array, valid: jax.Array, capacity: int) -> jax.Array:
+    """Where a ring buffer puts each transition that ``valid (N,)`` marks: ``(N,)`` int32, ``capacity`` for nowhere.
+
+    No place comes twice, since it is open which write to a place is the last one.
+    """
+    rank = jnp.cumsum(valid, dtype=jnp.int32) - 1
+    kept = valid & (rank >= valid.sum(dtype=jnp.int32) - capacity)
+    return jnp.where(kept, (head + rank) % capacity, capacity)
 
 
 def observed(moments: Moments, s: jax.Array, valid: jax.Array) -> Moments:

@@ -1,0 +1,114 @@
+"""FedHR, its controls and baselines: global accuracy (GA), personal accuracy (PA), total communication (TCC).
+
+    python benchmarks/fedhr.py --data digits --out runs/fedhr-digits
+    FEDJAX_PFL_DATA=DIR python benchmarks/fedhr.py --data uci_har mnist --out runs/fedhr
+
+Every data set is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; five seeds at once. A
+line gives PA and GA at the last round, PA as received, validation accuracy of the received models (by which a strength
+would be chosen), and floats until PA reaches the target. Methods that are not there are left out with a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from fedjax_pfl.algorithms import registry
+from fedjax_pfl.experiment import compare
+from fedjax_pfl.experiment.cli import main as command_line
+
+SETTINGS = {
+    "digits": "--clients 20 --rounds 50 --target-accuracy 0.94",
+    "mnist": "--clients 100 --join-ratio 0.2 --rounds 40 --lr 0.05 --eval-every 4 --target-accuracy 0.95",
+    "uci_har": "--partition natural --rounds 30 --lr 0.02 --eval-every 3 --target-accuracy 0.85",
+}
+STRENGTHS = ("fixed:0", "fixed:0.25", "fixed:0.5", "fixed:0.75", "fixed:1", "random", "greedy-validation")
+REMEDIES = ("gain=shared", "gain=nothing", "discount=0", "sigma=0.5,warm_up=256")
+BASELINES = ("fedavg", "fedavg_ft", "fedprox:mu=0.1", "ditto", "fedkd", "fedbn", "fedper", "pfedhn", "local")
+
+
+@dataclasses.dataclass
+class Options:
+    """FedHR against its controls and baselines."""
+
+    data: tuple[str, ...] = ("digits",)
+    """Data sets: digits, mnist, uci_har."""
+    seeds: int = 5
+    """Seeds side by side."""
+    out: Path = Path("runs/fedhr")
+    """Folder of the comparisons, one a data set; those that are there are taken as they are."""
+
+
+def specs() -> list[str]:
+    """What is compared, as far as the registry has it."""
+    ours = ["fedhr", *(f"fedhr:{one}" for one in REMEDIES), *(f"fedhr:policy={one}" for one in STRENGTHS)]
+    return [spec for spec in (*ours, *BASELINES) if spec.partition(":")[0] in registry()]
+
+
+def run(data: str, options: Options) -> Path:
+    """The folder of the comparison on one data set."""
+    folder = options.out / data
+    words = ["compare", *specs(), "--data", data, *SETTINGS[data].split(), "--seeds", str(options.seeds)]
+    words += ["--out", str(folder)]
+    if folder.exists():
+        words = ["compare", "--resume", str(folder)]
+    print(shlex.join(["fedjax-pfl", *words]))
+    command_line(words)
+    return folder
+
+
+def table(folder: Path) -> Table:
+    """One line a method."""
+    made = Table(title=f"{folder.name}: mean and deviation over seeds")
+    made.add_column("method", no_wrap=True)
+    for head in ("PA", "GA", "PA received", "validation, received", "TCC, million floats", "alpha"):
+        made.add_column(head, justify="right")
+    for path in compare.folders(folder):
+        summary = json.loads((path / "summary.json").read_text())
+        cells = [spread(summary["test"][kind]) for kind in ("personal", "shared", "received")]
+        made.add_row(path.name, *cells, received_on_validation(path), target(summary), last_alpha(path))
+    return made
+
+
+def spread(found: dict | None) -> str:
+    """Mean and deviation."""
+    return "" if found is None else f"{found['weighted_mean']:.4f} ± {found['std_over_seeds']['weighted_mean']:.4f}"
+
+
+def target(summary: dict) -> str:
+    """Mean of the seeds that reached it."""
+    floats = [one for one in summary["target"]["personal"]["floats"] if one is not None]
+    share = "" if len(floats) == len(summary["seeds"]) else f" ({len(floats)} of {len(summary['seeds'])})"
+    return f"{np.mean(floats) / 1e6:.2f}{share}" if floats else "not reached"
+
+
+def received_on_validation(path: Path) -> str:
+    """At the last round."""
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    kept = [row for row in rows if (row["split"], row["kind"]) == ("validation", "received")]
+    last = [row["accuracy"]["weighted_mean"] for row in kept if row["round"] == kept[-1]["round"]]
+    return f"{np.mean(last):.4f}"
+
+
+def last_alpha(path: Path) -> str:
+    """Mean strength in the last fifth of the rounds."""
+    rows = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    values = [row["alpha"] for row in rows if row.get("alpha") is not None and row["round"] > 0.8 * rows[-1]["round"]]
+    return f"{np.mean(values):.2f}" if values else ""
+
+
+def main(options: Options) -> None:
+    """All data sets."""
+    for data in options.data:
+        Console(width=140).print(table(run(data, options)))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
