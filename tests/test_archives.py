@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_pfl.data import archives
+from fedjax_pfl.data import archives, tars
 from fedjax_pfl.data.archives import open_files
 from fedjax_pfl.data.files import read_npy_xz
 
@@ -160,6 +160,7 @@ def test_bombs_are_refused_before_they_expand(tmp_path: Path) -> None:
 
 def test_numbers_of_members_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MEMBERS", 2)
+    monkeypatch.setattr(tars, "MEMBERS", 2)
     for kind in ("deflate", "tar"):
         with pytest.raises(ValueError, match="more than 2 members"), open_files(make(kind, tmp_path)):
             pass
@@ -171,6 +172,85 @@ def test_a_header_of_gigabytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 20)))
     with pytest.raises(ValueError, match="no readable zip or tar"), open_files(tmp_path / "a.tar.gz"):
         pass
+
+
+def long_name(size: int, number: int) -> bytes:
+    """A member of a tar file whose name has so many characters."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
+    name = (b"%08d" % number).ljust(size, b"a")
+    return info.tobuf(tarfile.GNU_FORMAT) + name + bytes(-size % 512) + tarfile.TarInfo("x").tobuf()
+
+
+def test_headers_and_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.tar.gz"
+
+    def refused(data: bytes, message: str) -> None:
+        path.write_bytes(gzip.compress(data + bytes(1024), 1))
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=message), open_files(path):
+                pass
+            assert tracemalloc.get_traced_memory()[1] < 6 << 20
+        finally:
+            tracemalloc.stop()
+
+    refused(long_name(15 << 20, 0), r"a\.tar\.gz: .*a header of \d+ bytes, at most 16384")
+    refused(long_name(5000, 0), "a name of 5000 characters: refused, at most 4096")
+    monkeypatch.setattr(tars, "HEADERS", 1 << 20)
+    refused(b"".join(long_name(4000, number) for number in range(400)), "headers of more than 1048576 bytes")
+    write_zip(path, {"n" * 5000: b""})
+    with pytest.raises(ValueError, match="a name of 5000 characters"), open_files(path):
+        pass
+
+
+def test_global_headers_are_not_copied_to_all_members(tmp_path: Path) -> None:
+    """A header of 10 kB for all members and 1000 members with headers of their own would be 10 MB of text otherwise."""
+    held, common = io.BytesIO(), {f"key{number}": "v" * 8 for number in range(500)}
+    with tarfile.open(fileobj=held, mode="w", format=tarfile.PAX_FORMAT, pax_headers=common) as archive:
+        for number in range(1000):
+            info = tarfile.TarInfo(f"{number}")
+            info.pax_headers = {"comment": "own"}
+            archive.addfile(info)
+    (tmp_path / "a.tar").write_bytes(held.getvalue())
+    tracemalloc.start()
+    try:
+        with open_files(tmp_path / "a.tar") as files:
+            assert len(files.names()) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_files_are_bounded_by_their_archive(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for size in (1 << 20, 6 << 20):
+        if kind == "zip":
+            write_zip(path, {"a": bytes(size)})
+        else:
+            path.write_bytes(gzip.compress(tar_bytes([(tarfile.TarInfo("a"), bytes(size))])))
+        assert size / path.stat().st_size > 600
+        if size == 1 << 20:
+            with open_files(path) as files:
+                assert len(files.read("a")) == size
+            continue
+        message = r"'a' promises to expand to 6291456 bytes, more than \d+ \(128 times the archive\)"
+        with pytest.raises(ValueError, match=message), open_files(path):
+            pass
+
+
+def test_streams_name_what_is_damaged(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).integers(0, 50, 5000).astype(np.uint8).tobytes()
+    data = bytearray(write_zip(tmp_path / "a.zip", {"a": content}).read_bytes())
+    data[1500] ^= 0xFF
+    (tmp_path / "a.zip").write_bytes(data)
+    with (
+        open_files(tmp_path / "a.zip") as files,
+        pytest.raises(ValueError, match=r"a\.zip, a: .*fetch it again"),
+        files.stream("a") as stream,
+    ):
+        stream.read()
 
 
 def test_damaged_tars_are_noticed(tmp_path: Path) -> None:

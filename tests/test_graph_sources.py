@@ -8,6 +8,7 @@ import http.server
 import os
 import pickle
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,12 +208,14 @@ class Served(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = self.path.strip("/")
         data = (self.folder / "MUTAG.zip").read_bytes()
+        if name in ("DHFR.zip", "NCI1.zip"):  # a page instead of the file, and another archive
+            data = b"<html>Please log in</html>" if name == "DHFR.zip" else (self.folder / "OTHER.zip").read_bytes()
         if name == "AIDS.zip":
             self.send_response(302)
             self.send_header("Location", "ftp://127.0.0.1/x")
             self.end_headers()
             return
-        self.send_response(200 if name in ("MUTAG.zip", "BZR.zip", "DD.zip") else 404)
+        self.send_response(200 if name in ("MUTAG.zip", "BZR.zip", "DD.zip", "DHFR.zip", "NCI1.zip") else 404)
         if name != "DD.zip":
             self.send_header("Content-Length", str(len(data) + (name == "BZR.zip")))
         self.end_headers()
@@ -226,6 +229,7 @@ class Served(http.server.BaseHTTPRequestHandler):
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A local server in place of the collection; yields the empty cache folder."""
     write(tmp_path, "MUTAG", "zip")
+    write(tmp_path, "OTHER", "zip", graph_indicator=None)
     handler = type("Here", (Served,), {"folder": tmp_path})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -255,6 +259,10 @@ def test_failed_downloads_leave_nothing(served: Path, monkeypatch: pytest.Monkey
         load("tu:COX2")
     with pytest.raises(ValueError, match=r"ftp://127\.0\.0\.1/x: only https is fetched"):
         load("tu:AIDS")
+    with pytest.raises(ValueError, match=r"DHFR\.zip: is not the data set \(the answer: no readable zip"):
+        load("tu:DHFR")
+    with pytest.raises(ValueError, match=r"NCI1\.zip: is not the data set \(has no NAME_graph_indicator\.txt\)"):
+        load("tu:NCI1")
     monkeypatch.setattr(fetch.fetch, "__defaults__", (4000,))
     with pytest.raises(ValueError, match="is larger than 4000 bytes"):
         load("tu:DD")
@@ -262,6 +270,24 @@ def test_failed_downloads_leave_nothing(served: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="only https is fetched"):
         load("tu:MUTAG")
     assert not list(served.rglob("*.*"))
+
+
+def test_a_damaged_download_is_named(served: Path, tmp_path: Path) -> None:
+    load("tu:MUTAG")
+    path = served / "tu" / "MUTAG.zip"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(
+        ValueError, match=rf"MUTAG\.zip: no readable zip .*it is a download in the cache: delete {path}"
+    ):
+        load("tu:MUTAG")
+    path.unlink()
+    assert len(load("tu:MUTAG")) == 3
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "MUTAG.zip").write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"no readable zip") as caught:
+        load("tu:MUTAG", mine)
+    assert "delete" not in str(caught.value)
 
 
 @functools.cache
@@ -390,6 +416,34 @@ def test_planetoid_files(tmp_path: Path) -> None:
 def test_planetoid_faults(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load(f"cora:{write_planetoid(tmp_path, **changes)}")
+
+
+@pytest.mark.parametrize("rows", [4, 1])
+def test_nearly_empty_matrices_are_not_made_dense(rows: int, tmp_path: Path) -> None:
+    """2 kB of files that stand for gigabytes: sizes that fit each other, and sizes that do not."""
+    width = (1 << 26) // rows
+    wide = {part: scipy.sparse.csr_matrix((n, width)) for part, n in (("x", 2), ("allx", rows), ("tx", 2))}
+    folder = write_planetoid(tmp_path, **wide)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4000
+    tracemalloc.start()
+    try:
+        message = "more than 1048576 cells: damaged" if rows == 4 else "a row for each"
+        with pytest.raises(ValueError, match=message):
+            load(f"cora:{folder}")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_kinds_of_planetoid_matrices(tmp_path: Path) -> None:
+    """Other types than float32, entries of one place that add up, and arrays instead of matrices."""
+    usual = load(f"cora:{write_planetoid(tmp_path)}").tables["features"]
+    dense = planetoid_files()["allx"].toarray()
+    twice = scipy.sparse.csr_matrix((np.full(2 * 5, 0.5), np.repeat([0, 1, 2, 0, 1], 2), [0, 2, 4, 6, 10]), (4, 3))
+    assert twice.nnz == 10
+    for allx in (scipy.sparse.csr_matrix(dense, dtype=np.int64), dense.astype(bool), dense.astype(np.float64), twice):
+        found = load(f"cora:{write_planetoid(tmp_path, allx=allx)}").tables["features"]
+        np.testing.assert_array_equal(found, usual)
 
 
 def test_missing_planetoid_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,27 @@ def test_columns_are_what_was_written(rows: list[list[float]], gap: str, end: st
     np.testing.assert_array_equal(read_columns(data, "file", commas=commas), rows)
 
 
+@given(st.text(alphabet="12,, \t\n", min_size=1, max_size=30))
+def test_commas_are_read_as_a_plain_reader_would(text: str) -> None:
+    lines = [line.split(",") for line in text.rstrip().split("\n")]
+    good = all(len(line) == len(lines[0]) and all(len(field.split()) == 1 for field in line) for line in lines)
+    if good:
+        wanted = [[float(field) for field in line] for line in lines]
+        np.testing.assert_array_equal(read_columns(text.encode(), "file", commas=True), wanted)
+    else:
+        with pytest.raises(ValueError, match=r"^file: (is empty|line )"):
+            read_columns(text.encode(), "file", commas=True)
+
+
+def test_small_archives_of_long_columns_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "har.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train/y_train.txt", "1\n" * 4_000_000)
+        archive.writestr("train/subject_train.txt", "1\n")
+    message = r"y_train\.txt' promises to expand to 8000000 bytes, more than \d+ \(128 times the archive\)"
+    with pytest.raises(ValueError, match=message):
+        load(f"uci_har:{tmp_path / 'har.zip'}")
+
+
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
 def test_pieces_do_not_matter(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedjax_pfl.data.columns.PIECE", piece)
@@ -234,6 +255,12 @@ def test_pieces_do_not_matter(piece: int, monkeypatch: pytest.MonkeyPatch) -> No
         (b"1\n99999999999999999999\n", {"whole": True}, "line 2: '9999"),
         (b"1, 2\n3 4\n", {"commas": True}, "line 2 needs 2 numbers with commas"),
         (b"1, 2\n3,, 4\n", {"commas": True}, "line 2 needs 2 numbers with commas"),
+        (b"4,5,6\n1,,2 3\n", {"commas": True}, "line 2 needs 3 numbers with commas"),
+        (b"4,5,6\n,1,2 3\n", {"commas": True}, "line 2 needs 3 numbers with commas"),
+        (b"1 2,3,\n4,5,6\n", {"commas": True}, "line 1 needs 3 numbers with commas"),
+        (b"1 2,3 , \t\n4,5,6\n", {"commas": True}, "line 1 needs 3 numbers with commas"),
+        (b"1,2 3\n4,5,6,\n", {"commas": True}, "line 1 needs 3 numbers with commas"),
+        (b"1,2,3\n4 5,6,", {"commas": True}, "line 2 needs 3 numbers with commas"),
         (b"1,\n2\n", {"commas": True}, "line 1 needs 1 numbers with commas"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,26 @@ def test_faults_name_file_and_user(change: Any, message: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=message) as caught:
         load(f"femnist:{write(tmp_path, changed(change))}")
     assert "has no samples" in message or "train/all.json" in str(caught.value)
+
+
+def test_a_key_that_occurs_twice_is_found_at_once(tmp_path: Path) -> None:
+    """A search of all keys for each of them would take minutes here."""
+    text = "{" + ",".join(f'"{i}": 0' for i in range(150_000)) + ', "z": 0, "z": 0}'
+    with pytest.raises(ValueError, match="the key 'z' occurs twice"):
+        load(f"femnist:{write(tmp_path, {'train/all.json': text})}")
+
+
+def test_small_archives_of_much_json_are_refused(tmp_path: Path) -> None:
+    text = '{"users": [], "num_samples": [], "user_data": {}, "z": [' + "[]," * 1_000_000 + "0]}"
+    with zipfile.ZipFile(tmp_path / "leaf.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("train/a.json", text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"train/a\.json' promises to expand to \d+ bytes, .*\(128 times"):
+            load(f"femnist:{tmp_path / 'leaf.zip'}")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

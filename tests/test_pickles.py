@@ -8,6 +8,7 @@ import os
 import pickle
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import scipy.sparse
 
 from fedjax_pfl.data import pickles
-from fedjax_pfl.data.pickles import loads, read_pickle
+from fedjax_pfl.data.pickles import read_pickle
 from fedjax_pfl.data.sources import DATA_VARIABLE
 
 PLAIN: dict[Any, Any] = {
@@ -40,6 +41,10 @@ ARRAYS = {
     "bools": np.array([True, False]),
 }
 MATRIX = scipy.sparse.csr_matrix(np.array([[0, 1.5, 0], [2, 0, 0]], np.float32))
+
+
+def loads(data: bytes) -> Any:
+    return read_pickle(io.BytesIO(data), name="pickle")
 
 
 class Call:
@@ -281,6 +286,27 @@ def test_memory_stays_bounded(data: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [lambda i: i * (2**61 - 1), lambda i: complex(-1_000_003 * i, i), lambda i: (i, 0)],
+    ids=["int", "complex", "tuple"],
+)
+def test_keys_of_equal_hashes_are_bounded(key: Callable[[int], Any]) -> None:
+    """A dictionary of them takes a time that is quadratic in the size of the file."""
+    assert len({hash(key(i)) for i in range(9)}) == 1 or isinstance(key(1), tuple)
+    few = {key(i): i for i in range(20, 120)}
+    assert loads(pickle.dumps(few, 2)) == few
+    for many in ({key(i): i for i in range(20, 1100)}, {key(i) for i in range(20, 1100)}):
+        with pytest.raises(ValueError, match="more than 1000 keys that are tuples, complex or beyond 64 bits"):
+            loads(pickle.dumps(many, 2))
+    usual = {
+        **{i << 40: 0 for i in range(2000)},
+        **{str(i): 0 for i in range(2000)},
+        **{i + 0.5: 0 for i in range(2000)},
+    }
+    assert loads(pickle.dumps(usual, 2)) == usual
 
 
 def test_instructions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

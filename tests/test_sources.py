@@ -302,6 +302,7 @@ def test_synthetic_is_a_function_of_its_name() -> None:
     ("options", "message"),
     [
         ("client=3", "unknown option of synthetic 'client'. Did you mean 'clients'"),
+        ("seed=1,seed=2", "synthetic: the option seed is given twice"),
         ("clients", "clients needs a value of type int"),
         ("clients=2.5", "clients needs a value of type int"),
         ("clients=0", "clients must be at least 1"),

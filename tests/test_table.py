@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,50 @@ def test_bad_csv_files(tmp_path: Path, content: bytes, message: str) -> None:
         load("csv:data.csv,label=y", tmp_path)
     assert str(tmp_path / "data.csv") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def repeated(path: Path, table: pa.Table, times: int) -> int:
+    """A file with a table many times over, each time a row group; its size."""
+    with parquet.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        for _ in range(times):
+            writer.write_table(table)
+    return path.stat().st_size
+
+
+def test_small_files_do_not_become_large_tables(tmp_path: Path) -> None:
+    path, zeros = tmp_path / "data.parquet", np.zeros(1_000_000)
+    columns = {"y": zeros.astype(np.int8), "a": zeros, "b": zeros, "c": zeros}
+    assert repeated(path, pa.table(columns), 20) < 400_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ValueError, match=r"data\.parquet: 20000000 rows of 4 columns .* more than the \d+ bytes"):
+        load(f"parquet:{path},label=y")
+    assert pa.total_allocated_bytes() <= before + (1 << 20)
+
+
+def test_long_texts_are_unpacked_once(tmp_path: Path) -> None:
+    """A text of 100 kB in each of 300,000 rows, which a dictionary stores once."""
+    path, text = tmp_path / "data.parquet", pa.DictionaryArray.from_arrays(np.zeros(300_000, np.int32), ["x" * 100_000])
+    assert repeated(path, pa.table({"y": text, "a": np.arange(300_000) % 7}), 1) < 2_000_000
+    with pytest.raises(ValueError, match="column 'y': 300000 texts of up to 100000 characters"):
+        load(f"parquet:{path},label=y")
+
+
+def test_text_in_several_row_groups(tmp_path: Path) -> None:
+    columns = {"a": np.arange(9.0), "y": list("cabbaccab"), "user": ["zoe", "al", "zoe"] * 3}
+    parquet.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=2)
+    source = load("parquet:data.parquet,label=y,client=user", tmp_path)
+    assert source.y.tolist() == [2, 0, 1, 1, 0, 2, 2, 0, 1]
+    assert source.client.tolist() == columns["user"]
+    assert source.x[:, 0].tolist() == list(range(9))
+
+
+def test_wide_and_packed_csv_files(tmp_path: Path) -> None:
+    (tmp_path / "wide.csv").write_text("," * 70_000 + "\n")
+    with pytest.raises(ValueError, match=r"wide\.csv: 1 rows of 70001 columns .*more than 65536 columns"):
+        load("csv:wide.csv,label=y", tmp_path)
+    (tmp_path / "data.csv.gz").write_bytes(gzip.compress(b"x,y\n" + b"1,a\n" * 9))
+    with pytest.raises(ValueError, match=r"data\.csv\.gz"):
+        load("csv:data.csv.gz,label=y", tmp_path)
 
 
 def test_bad_parquet_files(tmp_path: Path) -> None:

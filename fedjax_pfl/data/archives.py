@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import lzma
 import os
@@ -13,37 +12,38 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
-from fedjax_pfl.data.files import CHUNK, EXPANSION
+from fedjax_pfl.data.files import CHUNK
+from fedjax_pfl.data.tars import MEMBERS, Member, tar_members
 
 LIMIT = 2 << 30  # bytes of one member
-MEMBERS = 100_000
 LEVELS = 4  # of folders that are looked through
-SLACK = 1 << 20
+RATIO, SLACK = 128, 1 << 20  # a file may have so many times the bytes of its archive, and so many more (real: up to 31)
+NAME = 4096  # characters
 BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError,
     NotImplementedError, OverflowError, UnicodeError, struct.error,
 )  # fmt: skip
 
 
-class Member(NamedTuple):
-    """A file: its name with ``/`` between folders, its promised size in bytes, and how it is opened."""
-
-    name: str
-    size: int
-    open: Callable[[], IO[bytes]]
-
-
 class Files:
-    """The files of a folder or an archive, by name; see ``open_files``."""
+    """The files of a folder or an archive (of ``packed`` bytes), by name; see ``open_files``."""
 
-    def __init__(self, where: str, members: list[Member]) -> None:
+    def __init__(self, where: str, members: list[Member], packed: int | None = None) -> None:
         self.where = where
         self._members: dict[str, Member] = {}
+        most = RATIO * (packed or 0) + SLACK
         for member in members:
+            if len(member.name) > NAME:
+                raise ValueError(f"{where}: a name of {len(member.name)} characters: refused, at most {NAME} are read")
+            if packed is not None and member.size > most:
+                raise ValueError(
+                    f"{where}: member {member.name!r} promises to expand to {member.size} bytes, more than {most} "
+                    f"({RATIO} times the archive): refused, unpack it and give the folder"
+                )
             if _unsafe(member.name):
                 raise ValueError(f"{where}: member {member.name!r} leads out of the archive: refused, fetch it anew")
             if member.name in self._members:
@@ -71,6 +71,31 @@ class Files:
         """How errors call a file."""
         return f"{self.where}, {name}"
 
+    def member(self, name: str) -> Member:
+        """A file by its name.
+
+        Raises:
+            FileNotFoundError: no such file.
+        """
+        if name not in self._members:
+            raise FileNotFoundError(f"{self.where}: has no {name}: it is incomplete, fetch it again")
+        return self._members[name]
+
+    @contextlib.contextmanager
+    def stream(self, name: str) -> Iterator[IO[bytes]]:
+        """A file's bytes as they come, for files that are too large to be in memory twice; sizes are not compared.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: damaged, encrypted.
+        """
+        member = self.member(name)
+        try:
+            with member.open() as stream:
+                yield stream
+        except BROKEN as error:
+            raise ValueError(f"{self.place(name)}: cannot be read ({error}): damaged, fetch it again") from error
+
     def read(self, name: str, limit: int = LIMIT) -> bytes:
         """All bytes of a file.
 
@@ -78,20 +103,15 @@ class Files:
             FileNotFoundError: no such file.
             ValueError: more than ``limit`` bytes or than promised, encrypted, damaged (checksum).
         """
-        if name not in self._members:
-            raise FileNotFoundError(f"{self.where}: has no {name}: it is incomplete, fetch it again")
-        member = self._members[name]
+        member = self.member(name)
         if member.size > limit:
             raise ValueError(f"{self.place(name)}: promises {member.size} bytes, more than the {limit} that are read")
         held = io.BytesIO()
-        try:
-            with member.open() as stream:
-                while piece := stream.read(CHUNK):
-                    held.write(piece)
-                    if held.tell() > member.size:
-                        raise ValueError(f"{self.place(name)}: expands beyond its {member.size} bytes: refused")
-        except BROKEN as error:
-            raise ValueError(f"{self.place(name)}: cannot be read ({error}): damaged, fetch it again") from error
+        with self.stream(name) as stream:
+            while piece := stream.read(CHUNK):
+                held.write(piece)
+                if held.tell() > member.size:
+                    raise ValueError(f"{self.place(name)}: expands beyond its {member.size} bytes: refused")
         if held.tell() != member.size:
             raise ValueError(f"{self.place(name)}: ends after {held.tell()} of {member.size} bytes: fetch it again")
         return held.getvalue()
@@ -108,9 +128,11 @@ def open_files(path: str | Path | bytes, name: str = "") -> Iterator[Files]:
     Raises:
         FileNotFoundError: no such folder or file.
         ValueError: no such archive, damaged, encrypted, absolute names or ``..``, links, two members of one name,
-            more than ``MEMBERS`` members, members that promise to expand more than any real data does.
+            more than ``MEMBERS`` members, names or headers of unusual length, members that promise more than ``RATIO``
+            times the bytes of the archive.
     """
     where = name or ("archive" if isinstance(path, bytes) else str(path))
+    packed = len(path) if isinstance(path, bytes) else Path(path).stat().st_size if Path(path).is_file() else None
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(path, bytes):
@@ -122,12 +144,18 @@ def open_files(path: str | Path | bytes, name: str = "") -> Iterator[Files]:
             elif zipfile.is_zipfile(path):
                 members = _zip_members(stack.enter_context(zipfile.ZipFile(path)), where)
             else:
-                members = _tar_members(Path(path), stack, where)
+                members = tar_members(Path(path), stack, where)
         except BROKEN as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ValueError(f"{where}: no readable zip or tar archive ({error}): fetch it again") from error
-        yield Files(where, members)
+        yield Files(where, members, packed)
+
+
+def named_files(folder: Path, names: Sequence[str]) -> Files:
+    """Those of the named files that a folder itself has."""
+    paths = [folder / name for name in names if (folder / name).is_file()]
+    return Files(str(folder), [Member(path.name, path.stat().st_size, _opener(path)) for path in paths])
 
 
 def _unsafe(name: str) -> bool:
@@ -161,8 +189,6 @@ def _zip_members(archive: zipfile.ZipFile, where: str) -> list[Member]:
             raise ValueError(f"{where}: member {info.filename!r} is a link: refused, pack the file itself")
         if info.flag_bits & 1:
             raise ValueError(f"{where}: member {info.filename!r} is encrypted: unpack it and give the folder")
-        if info.file_size > info.compress_size * EXPANSION + SLACK:
-            raise ValueError(f"{where}: member {info.filename!r} promises to expand to {info.file_size} bytes: refused")
         if not info.is_dir():
             members.append(Member(info.filename, info.file_size, _zip_opener(archive, info)))
     return members
@@ -170,51 +196,3 @@ def _zip_members(archive: zipfile.ZipFile, where: str) -> list[Member]:
 
 def _zip_opener(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
     return lambda: archive.open(info)
-
-
-class _Stream(io.BufferedIOBase):
-    """A tar file's bytes, and the last that were read; a header that asks for a gigabyte at once is refused."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.last = b""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or not 0 <= size <= 16 * CHUNK:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        self.last = self.stream.read(size)
-        return self.last
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        return self.stream.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self.stream.tell()
-
-
-def _tar_members(path: Path, stack: contextlib.ExitStack, where: str) -> list[Member]:
-    """All members; a gzip file is read through, so its checksum is compared before anything is used."""
-    plain = stack.enter_context(path.open("rb"))
-    packed = plain.read(2) == b"\x1f\x8b"
-    plain.seek(0)
-    stream: Any = stack.enter_context(gzip.GzipFile(fileobj=plain)) if packed else plain
-    careful = _Stream(stream)
-    archive = stack.enter_context(tarfile.TarFile(fileobj=careful))
-    members: list[Member] = []
-    for info in archive:
-        if len(members) >= MEMBERS:
-            raise ValueError(f"{where}: holds more than {MEMBERS} members: refused")
-        if info.isdir():
-            continue
-        if not info.isreg() or info.issparse():
-            raise ValueError(f"{where}: member {info.name!r} is a link or no plain file: refused")
-        members.append(Member(info.name.removeprefix("./"), info.size, _tar_opener(archive, info)))
-    if careful.last != bytes(tarfile.BLOCKSIZE):  # tarfile takes a damaged or truncated header for the end
-        raise tarfile.ReadError("a damaged header, or no end")
-    while stream.read(CHUNK):
-        pass
-    return members
-
-
-def _tar_opener(archive: tarfile.TarFile, info: tarfile.TarInfo) -> Callable[[], IO[bytes]]:
-    return lambda: archive.extractfile(info) or io.BytesIO()

@@ -32,7 +32,7 @@ def read_columns(
     if (counts != width).any():
         line = int((counts != width).argmax())
         raise ValueError(f"{place}: line {line + 1} has {counts[line]} numbers instead of {width}: damaged or edited")
-    if commas and data.count(b",") != (width - 1) * len(counts):
+    if commas and (_counts(data.replace(b",", b"\n")) != 1).any():  # each field is one number
         raise _bad_commas(data, place, width)
     try:
         with warnings.catch_warnings():
@@ -62,8 +62,8 @@ def _counts(data: bytes) -> np.ndarray:
 
 
 def _bad_commas(data: bytes, place: str, width: int) -> ValueError:
-    lines = data.split(b"\n")
-    number = next(number for number, line in enumerate(lines, 1) if line.count(b",") != width - 1)
+    lines = enumerate(data.split(b"\n"), 1)
+    number = next(number for number, line in lines if any(len(part.split()) != 1 for part in line.split(b",")))
     return ValueError(f"{place}: line {number} needs {width} numbers with commas between: damaged or edited")
 
 

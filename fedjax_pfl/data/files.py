@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import lzma
@@ -9,7 +10,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -62,13 +63,22 @@ def _idx_shape(stream: IO[bytes], rank: int, path: Path) -> tuple[int, ...]:
 def _read_exactly(stream: Any, size: int, path: Path | str) -> np.ndarray:
     """``size`` bytes as uint8, read in pieces into one buffer."""
     array = np.empty(size, np.uint8)
-    view, done = memoryview(array.data), 0
-    while done < size:
+    fill(stream, memoryview(array.data), path)
+    return array
+
+
+def fill(stream: Any, view: memoryview, place: Path | str) -> None:
+    """Fill a buffer of bytes from a stream, in pieces.
+
+    Raises:
+        ValueError: the stream ends too early.
+    """
+    done = 0
+    while done < len(view):
         got = stream.readinto(view[done : done + CHUNK])
         if not got:
-            raise ValueError(f"{path}: ends after {done} of {size} bytes: truncated, fetch it again")
+            raise ValueError(f"{place}: ends after {done} of {len(view)} bytes: truncated, fetch it again")
         done += got
-    return array
 
 
 def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
@@ -107,6 +117,21 @@ def read_npy(stream: IO[bytes], place: str, total: int) -> np.ndarray:
         ValueError: no npy data, object arrays (pickles), a header that disagrees with the bytes that follow.
     """
     begin = stream.tell()
+    shape, fortran, dtype = npy_header(stream, place)
+    size = math.prod(shape) * dtype.itemsize
+    if size != total - (stream.tell() - begin):
+        raise ValueError(f"{place}: the header promises {shape} of {dtype}, the file holds another size: damaged")
+    array = _read_exactly(stream, size, place)
+    flat = array.view(dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def npy_header(stream: IO[bytes], place: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran's order, and dtype of an npy stream, which then stands before the numbers.
+
+    Raises:
+        ValueError: no npy data, object arrays (pickles).
+    """
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = read[np.lib.format.read_magic(stream)](stream)
@@ -114,12 +139,7 @@ def read_npy(stream: IO[bytes], place: str, total: int) -> np.ndarray:
         raise ValueError(f"{place}: not a plain npy array ({error})") from error
     if dtype.hasobject or dtype.names:
         raise ValueError(f"{place}: dtype {dtype} is refused (object arrays are pickles): store plain numbers")
-    size = math.prod(shape) * dtype.itemsize
-    if size != total - (stream.tell() - begin):
-        raise ValueError(f"{place}: the header promises {shape} of {dtype}, the file holds another size: damaged")
-    array = _read_exactly(stream, size, place)
-    flat = array.view(dtype) if dtype.itemsize else np.zeros(math.prod(shape), dtype)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    return shape, fortran, dtype
 
 
 def read_bounded(stream: IO[bytes], limit: int) -> bytes:
@@ -130,6 +150,23 @@ def read_bounded(stream: IO[bytes], limit: int) -> bytes:
     return held.getvalue()
 
 
+@contextlib.contextmanager
+def open_xz(path: Path) -> Iterator[IO[bytes]]:
+    """The unpacked bytes of an xz file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated or damaged, found while it is read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with lzma.open(path) as stream:
+            yield cast("IO[bytes]", stream)
+    except (lzma.LZMAError, EOFError, OSError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}): truncated or no xz file, fetch it again") from error
+
+
 def read_npy_xz(path: Path, limit: int = 1 << 30) -> np.ndarray:
     """The array of an ``.npy.xz`` file of at most ``limit`` bytes.
 
@@ -137,13 +174,8 @@ def read_npy_xz(path: Path, limit: int = 1 << 30) -> np.ndarray:
         FileNotFoundError: no such file.
         ValueError: see ``read_npy``; bad xz, more than ``limit`` bytes or than the header promises.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        with lzma.open(path) as stream:
-            data = read_bounded(cast("IO[bytes]", stream), limit)
-    except (lzma.LZMAError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}): truncated or no xz file, fetch it again") from error
+    with open_xz(path) as stream:
+        data = read_bounded(stream, limit)
     if len(data) > limit:
         raise ValueError(f"{path}: unpacks to more than {limit} bytes: refused")
     return read_npy(io.BytesIO(data), str(path), len(data))

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 OBJECT = 512  # bytes of an array or matrix without its contents
+MOST = 1 << 63
 DEPTH = 100  # levels of containers in containers
+ODD_KEYS = 1000  # keys whose hashes a file can choose to be equal, which makes a dictionary quadratic
 SCALARS = (str, bytes, int, float, complex, bool, np.generic, type(None))
 DTYPE = re.compile(r"b1|\?|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,5}")
 MATRIX_STATE = {"_shape", "indptr", "indices", "data"}
@@ -53,6 +55,7 @@ class Values:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.odd_keys = 0
         self.blank: dict[int, Any] = {}  # made but not yet filled, by id
 
     def known(self, module: Any, name: Any) -> Name:
@@ -96,11 +99,11 @@ class Values:
     def extend(self, items: list[Any], target: Any, pairs: bool) -> None:
         """Append to a list, add to a set, or (``pairs``) set keys of a dictionary."""
         if pairs and isinstance(target, dict) and len(items) % 2 == 0:
-            target.update(zip(map(_hashable, items[::2]), items[1::2], strict=True))
+            target.update(zip(map(self._key, items[::2]), items[1::2], strict=True))
         elif not pairs and isinstance(target, list):
             target.extend(items)
         elif not pairs and isinstance(target, set):
-            target.update(map(_hashable, items))
+            target.update(map(self._key, items))
         else:
             raise Refused(f"putting {len(items)} items into a {type(target).__name__} is refused")
 
@@ -110,7 +113,18 @@ class Values:
             made: dict[Any, Any] = {}
             self.extend(items, made, pairs=True)
             return made
-        return tuple(items) if code == b"t" else items if code == b"l" else frozenset(map(_hashable, items))
+        return tuple(items) if code == b"t" else items if code == b"l" else frozenset(map(self._key, items))
+
+    def _key(self, key: Any) -> Any:
+        """A key: a number or text, or a flat tuple of them (hashing deep tuples would overflow the stack)."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(one, SCALARS) for one in parts):
+            raise Refused(f"a {type(key).__name__} as a key is refused")
+        if isinstance(key, tuple | complex | np.complexfloating) or (isinstance(key, int) and abs(key) >= MOST):
+            self.odd_keys += 1
+            if self.odd_keys > ODD_KEYS:
+                raise Refused(f"more than {ODD_KEYS} keys that are tuples, complex or beyond 64 bits are refused")
+        return key
 
     def check_plain(self, value: Any) -> None:
         """Refuse names and unfilled arrays as values, and containers nested too deeply."""
@@ -201,8 +215,8 @@ class Values:
         if kind in ("set", "frozenset", "OrderedDict") and len(arguments) <= 1 and isinstance(first, list | tuple):
             self._spend(64 * len(first))
             if kind != "OrderedDict":
-                return (set if kind == "set" else frozenset)(map(_hashable, first))
-            pairs = [(_hashable(key), value) for key, value in first]
+                return (set if kind == "set" else frozenset)(map(self._key, first))
+            pairs = [(self._key(key), value) for key, value in first]
             return collections.OrderedDict(pairs)
         raise Refused(f"calling {kind or 'something unknown'} with these arguments is refused")
 
@@ -210,13 +224,6 @@ class Values:
 def _shown(text: Any) -> str:
     """The beginning of a text for an error, or of what type it is: a pickle can nest what it names deeply."""
     return text[:60] if isinstance(text, str) else type(text).__name__
-
-
-def _hashable(key: Any) -> Any:
-    """A key: a number or text, or a flat tuple of them (hashing deep tuples would overflow the stack)."""
-    if isinstance(key, SCALARS) or (isinstance(key, tuple) and all(isinstance(one, SCALARS) for one in key)):
-        return key
-    raise Refused(f"a {type(key).__name__} as a key is refused")
 
 
 def _count(value: Any, bound: int) -> bool:

@@ -7,7 +7,6 @@ that has this name, and an instruction that is not listed here does not exist.
 from __future__ import annotations
 
 import codecs
-import io
 import struct
 from pathlib import Path
 from typing import IO, Any
@@ -209,8 +208,3 @@ def _line(code: bytes, text: bytes) -> Any:
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
         raise ValueError("a string without quotes")
     return codecs.escape_decode(text[1:-1])[0].decode("latin-1")  # type: ignore[attr-defined]
-
-
-def loads(data: bytes, name: str = "pickle") -> Any:
-    """``read_pickle`` of bytes in memory."""
-    return read_pickle(io.BytesIO(data), name=name)

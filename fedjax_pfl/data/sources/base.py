@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.checks import check_values
+from fedjax_pfl.data.checks import check_values, unknown_name
 from fedjax_pfl.data.clients import Reader
 
 DATA_VARIABLE = "FEDJAX_PFL_DATA"
@@ -98,3 +98,20 @@ def locate(path: str, data_dir: Path | None) -> Path:
             return candidate
     tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
     raise FileNotFoundError(f"{path!r} was not found (tried {tried}): give a path, --data-dir or set {DATA_VARIABLE}")
+
+
+def parse_options(items: Sequence[str], known: Collection[str], source: str) -> dict[str, str]:
+    """The texts of ``KEY=VALUE`` items by key, blanks around them dropped; a key alone has the value "".
+
+    Raises:
+        ValueError: unknown key (with the nearest one), a key twice.
+    """
+    given: dict[str, str] = {}
+    for item in items:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if key not in known:
+            raise unknown_name(f"option of {source}", key, known)
+        if key in given:
+            raise ValueError(f"{source}: the option {key} is given twice: drop one")
+        given[key] = value
+    return given

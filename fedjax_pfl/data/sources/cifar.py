@@ -19,10 +19,10 @@ from fedjax_pfl.data.sources.cifar_files import (
     Form,
     open_batches,
     read_binary,
+    read_packed,
     read_pickled,
     records,
 )  # fmt: skip
-from fedjax_pfl.data.sources.cifar_packed import fill
 
 MOST = (50_000, 10_000)  # published training and test images
 SURPLUS = 2  # bytes of a pickled batch by the bytes of its pixels, at most
@@ -85,19 +85,20 @@ def _places(path: Path, classes: int) -> list[tuple[Path, Form | None]]:
 def _read_batches(path: Path, form: Form, classes: int, coarse: bool) -> Arrays:
     column, count = (0 if coarse else 1, 2) if classes == 100 else (0, 1)
     keys = ("coarse_labels", "fine_labels") if classes == 100 else ("labels",)
-    with open_batches(path, form) as batches:
-        rooms = [records(batch, count) if form.binary else batch.size // PIXELS for batch in batches]
+    with open_batches(path, form) as (files, names):
+        sizes = [files.member(name).size for name in names]
+        rooms = [records(files, name, count) if form.binary else files.member(name).size // PIXELS for name in names]
         if form.binary:
             _check_sizes(rooms, path)
         elif sum(rooms) > SURPLUS * sum(MOST):
-            raise ValueError(f"{path}: {sum(batch.size for batch in batches)} bytes are more than the set has")
+            raise ValueError(f"{path}: {sum(sizes)} bytes are more than the set has")
         images = empty((sum(rooms), SIDE, SIDE, 3), np.uint8)  # pages that are never written take no memory
         parts = np.split(images, np.cumsum(rooms)[:-1])
-        labels = [np.zeros(0, np.int32)] * len(batches)
-        for place in sorted(range(len(batches)), key=lambda place: batches[place].offset):
-            batch, part = batches[place], parts[place]
-            found = read_binary(batch, part, count) if form.binary else read_pickled(batch, part, keys)
-            labels[place] = _checked(found[:, column], 20 if coarse else classes, batch.place)
+        labels = [np.zeros(0, np.int32)] * len(names)
+        for at in sorted(range(len(names)), key=lambda at: files.member(names[at]).offset):
+            name, part = names[at], parts[at]
+            found = read_binary(files, name, part, count) if form.binary else read_pickled(files, name, part, keys)
+            labels[at] = _checked(found[:, column], 20 if coarse else classes, files.place(name))
     sizes = [len(one) for one in labels]
     _check_sizes(sizes, path)
     done = 0
@@ -138,7 +139,7 @@ def _read_packed(folder: Path, classes: int, coarse: bool) -> Arrays:
     _check_sizes(sizes, folder)
     images = empty((sum(sizes), SIDE, SIDE, 3), np.uint8)
     for stem, part in (("train", images[: sizes[0]]), ("test", images[sizes[0] :])):
-        done = fill(folder, stem, part)
+        done = read_packed(folder, stem, part)
         if done != len(part):
             raise ValueError(
                 f"{folder}: {done} {stem} images but {len(part)} labels: files are missing or of another set"

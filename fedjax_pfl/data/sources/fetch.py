@@ -7,6 +7,7 @@ import os
 import tempfile
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetch(address: str, target: Path, limit: int = LIMIT) -> Path:
+def fetch(address: str, target: Path, check: Callable[[Path], None], limit: int = LIMIT) -> Path:
     """The file at an address, stored as ``target`` unless that exists already.
 
+    check: raises ValueError or OSError where a fetched file is not what it should be; nothing is stored then.
+
     Raises:
-        ValueError: no https address, more than ``limit`` bytes.
+        ValueError: no https address, more than ``limit`` bytes, what ``check`` refuses.
         OSError: no connection, no such file there, fewer bytes than announced, no place to write.
     """
     if target.is_file():
@@ -38,6 +41,11 @@ def fetch(address: str, target: Path, limit: int = LIMIT) -> Path:
     try:
         with os.fdopen(handle, "wb") as stream:
             _copy(address, stream, limit)
+        try:
+            check(Path(partial))
+        except (ValueError, OSError) as error:
+            found = str(error).replace(partial, "the answer")
+            raise ValueError(f"{address}: is not the data set ({found}): try again later") from error
         os.replace(partial, target)
     finally:
         Path(partial).unlink(missing_ok=True)

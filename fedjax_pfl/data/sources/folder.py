@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.checks import unknown_name
 from fedjax_pfl.data.memory import empty
-from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
+from fedjax_pfl.data.sources.base import Source, SourceEntry, locate, parse_options
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 LARGEST = 1 << 24  # pixels of one image
@@ -41,17 +40,13 @@ def parse(argument: str) -> tuple[str, FolderConfig]:
     path, *options = (part.strip() for part in argument.split(","))
     if not path:
         raise ValueError("folder needs a folder: folder:DIR with one sub-folder of PNG or JPEG images a class")
-    config = FolderConfig()
-    for item in options:
-        key, _, value = item.partition("=")
-        if key not in FolderConfig._fields:
-            raise unknown_name("option of folder", key, FolderConfig._fields)
-        if key == "gray" and value not in ("", "0", "1"):
-            raise ValueError(f"folder: gray stands alone or is 0 or 1, found {item!r}")
-        if key == "size" and not (value.isdecimal() and 0 < int(value) <= 4096):
-            raise ValueError(f"folder: size needs a whole number of pixels in 1..4096, found {item!r}")
-        config = config._replace(**({"gray": value != "0"} if key == "gray" else {"size": int(value)}))
-    return path, config
+    given = parse_options(options, FolderConfig._fields, "folder")
+    gray, size = given.get("gray", "0"), given.get("size", "0")
+    if gray not in ("", "0", "1"):
+        raise ValueError(f"folder: gray stands alone or is 0 or 1, found {gray!r}")
+    if "size" in given and not (size.isdecimal() and 0 < int(size) <= 4096):
+        raise ValueError(f"folder: size needs a whole number of pixels in 1..4096, found {size!r}")
+    return path, FolderConfig(int(size), gray != "0")
 
 
 def _folder(argument: str, data_dir: Path | None) -> Source:

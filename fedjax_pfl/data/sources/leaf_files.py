@@ -85,8 +85,11 @@ def _parse(data: bytes, place: str) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
         if len(made) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+            seen: set[str] = set()
+            for key, _ in pairs:
+                if key in seen:
+                    raise ValueError(f"the key {key[:60]!r} occurs twice")
+                seen.add(key)
         return made
 
     def refuse(word: str) -> None:

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.checks import unknown_name
-from fedjax_pfl.data.sources.base import Source, SourceEntry
+from fedjax_pfl.data.sources.base import Source, SourceEntry, parse_options
 
 
 class SyntheticConfig(NamedTuple):
@@ -35,15 +34,13 @@ def parse(options: str) -> SyntheticConfig:
         ValueError: unknown key (with the nearest one), bad value, a number out of range.
     """
     given: dict[str, int | float] = {}
-    for item in filter(None, (part.strip() for part in options.split(","))):
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key not in SyntheticConfig._fields:
-            raise unknown_name("option of synthetic", key, SyntheticConfig._fields)
+    items = [part for part in options.split(",") if part.strip()]
+    for key, value in parse_options(items, SyntheticConfig._fields, "synthetic").items():
         kind = type(SyntheticConfig._field_defaults[key])
         try:
             given[key] = kind(value)
         except ValueError as error:
-            raise ValueError(f"synthetic: {key} needs a value of type {kind.__name__}, found {item!r}") from error
+            raise ValueError(f"synthetic: {key} needs a value of type {kind.__name__}, found {value!r}") from error
     config = SyntheticConfig(**given)  # type: ignore[arg-type]
     for key in ("clients", "groups", "features", "classes", "samples"):
         if getattr(config, key) < 1:

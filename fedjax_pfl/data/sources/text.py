@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.checks import unknown_name
-from fedjax_pfl.data.sources.base import Source, SourceEntry
+from fedjax_pfl.data.sources.base import Source, SourceEntry, parse_options
 from fedjax_pfl.data.sources.finding import find_any
 from fedjax_pfl.data.windows import Windows
 
@@ -69,10 +68,10 @@ def _parse(argument: str) -> tuple[str, TextConfig]:
     """The path and the options of an argument."""
     parts = argument.split(",")
     given: dict[str, int] = {}
+    options: list[str] = []
     while parts and "=" in parts[-1]:
-        key, _, value = (part.strip() for part in parts.pop().partition("="))
-        if key not in TextConfig._fields:
-            raise unknown_name("option of shakespeare", key, TextConfig._fields)
+        options.append(parts.pop())
+    for key, value in parse_options(options, TextConfig._fields, "shakespeare").items():
         least = 1 if key == "stride" else LENGTH + 1
         if not value.isdecimal() or int(value) < least:
             raise ValueError(f"shakespeare: {key} needs a whole number of at least {least}, found {value!r}")

@@ -16,6 +16,7 @@ from fedjax_pfl.data.sources import cache, tfds_folder
 from fedjax_pfl.data.sources.base import DATA_VARIABLE, Source, SourceEntry
 from fedjax_pfl.data.sources.no_tensorflow import tensorflow_or_stand_in
 from fedjax_pfl.data.sources.tfds_errors import explained
+from fedjax_pfl.data.sources.tfds_info import check_features
 
 NAME = re.compile(r"[a-z0-9_]+(/[A-Za-z0-9_.+-]+)?")
 RETRIES = 3
@@ -99,7 +100,8 @@ def _prepare(name: str, home: Path) -> Path:
             info = builder.info
         except Exception as error:
             raise explained(error, name) from error
-        tfds_folder.check_features(info.features, f"tfds:{name}")
+        features = dict(info.features.items()) if hasattr(info.features, "items") else {}
+        check_features({key: type(one).__name__ for key, one in features.items()}, f"tfds:{name}")
         try:
             with contextlib.redirect_stdout(sys.stderr):  # it reports progress there, results are printed here
                 builder.download_and_prepare(download_dir=os.path.join(work, "downloads"))
@@ -115,7 +117,7 @@ def _few_retries() -> Iterator[None]:
     """Without a network the library tries ten times, which takes minutes; here it gives up after a second or two."""
     from tensorflow_datasets.core.download import downloader
 
-    kept = getattr(downloader, "MAX_RETRIES", RETRIES)
+    kept = downloader.MAX_RETRIES
     downloader.MAX_RETRIES = RETRIES
     try:
         yield

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedjax_pfl.data.sources import cache
+from fedjax_pfl.data.sources.crc32c import masked
+from fedjax_pfl.data.sources.tfds_info import FEATURES, INFO, Prepared, inspect, read_json
 
 VERSION = re.compile(r"\d+\.\d+\.\d+")
-INFO, FEATURES = "dataset_info.json", "features.json"
 BATCH = 256  # records fetched at once: one by one is twice as slow
 SPLITS = ("train", "test")
 
@@ -35,19 +34,9 @@ def find(base: Path, name: str) -> Path | None:
 
 
 def _is(folder: Path, name: str) -> bool:
-    info = _json(folder / INFO)
+    info = read_json(folder / INFO)
     config = info.get("configName")
     return name in (info.get("name"), f"{info.get('name')}/{config}") if config else info.get("name") == name
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}): prepare the data set again") from error
-    return found
 
 
 def fingerprint(folder: Path) -> str:
@@ -62,81 +51,61 @@ def convert(folder: Path, target: Path, name: str) -> None:
     """Store train and test images of a prepared folder as arrays in ``target`` (see ``cache.store``).
 
     Raises:
-        ValueError: no image, label or train split, records in another format, damaged records, images of several sizes.
+        ValueError: no image, label or train split, records in another format, damaged records (by their checksums),
+            images of several sizes.
     """
-    foreign = re.findall(r'"pythonClassName"\s*:\s*"(?!tensorflow_datasets\.)([^"]*)"', (folder / FEATURES).read_text())
-    if foreign:  # the library would import it
-        raise ValueError(f"{folder / FEATURES}: names the class {foreign[0]}, which is not of TensorFlow Datasets")
-    import tensorflow_datasets as tfds
-
-    try:
-        builder = tfds.builder_from_directory(folder)
-    except Exception as error:
-        raise ValueError(f"{folder}: no prepared data set ({error}): prepare it again") from error
-    check_features(builder.info.features, name)
-    counts = {split: info.num_examples for split, info in builder.info.splits.items()}
-    if "train" not in counts:
-        raise ValueError(f"{name}: needs the split train, has {', '.join(counts) or 'none'}")
+    found = inspect(folder, name)
+    if "train" not in found.counts:
+        raise ValueError(f"{name}: needs the split train, has {', '.join(found.counts) or 'none'}")
     about = {
-        "name": builder.info.full_name, "classes": builder.info.features["label"].num_classes,
-        "ignored": [f"split {split}" for split in sorted(set(counts) - set(SPLITS))]
-        + [f"feature {key}" for key in sorted(set(builder.info.features) - {"image", "label"})],
-        "licence": _licence(builder.info),
+        "name": found.name, "classes": found.classes,
+        "ignored": [f"split {split}" for split in sorted(set(found.counts) - set(SPLITS))]
+        + [f"feature {key}" for key in found.others],
+        "licence": found.licence,
     }  # fmt: skip
-    splits = [split for split in SPLITS if split in counts]
-    samples = (sample for split in splits for sample in _samples(builder, split, name))
-    cache.store(target, sum(counts[split] for split in splits), samples, about, name)
+    splits = [split for split in SPLITS if split in found.counts]
+    for path in (path for split in splits for path in found.files[split]):
+        if not path.is_file():
+            raise ValueError(f"{name}: {path}: is missing: prepare the data set again")
+    count = sum(found.counts[split] for split in splits)
+    if count > sum(path.stat().st_size for split in splits for path in found.files[split]):
+        raise ValueError(f"{folder / INFO}: promises {count} records, more than the files can hold: prepare again")
+    samples = (sample for split in splits for sample in _samples(found, split, name))
+    cache.store(target, count, samples, about, name)
 
 
-def check_features(features: Any, name: str) -> None:
-    """Refuse a data set that is no image classification set.
-
-    Raises:
-        ValueError: no feature ``image`` or ``label``, or of another kind, with the features found.
-    """
+def _samples(found: Prepared, split: str, name: str) -> Iterator[tuple[np.ndarray, int, bool, str]]:
+    """Image, label, whether of the test set, and place of each record, in the stored order."""
     import tensorflow_datasets as tfds
 
-    found = dict(features.items()) if hasattr(features, "items") else {}
-    for key, kind in (("image", tfds.features.Image), ("label", tfds.features.ClassLabel)):
-        if not isinstance(found.get(key), kind):
-            shown = ", ".join(f"{other} ({type(feature).__name__})" for other, feature in found.items()) or "no names"
-            raise ValueError(
-                f"{name}: needs a feature {key} ({kind.__name__}), has {shown}: not a set of image classes"
-            )
-
-
-def _licence(info: Any) -> str:
-    stated = getattr(info.redistribution_info, "license", "") or ""
-    return str(stated) or f"not stated; see {info.homepage or 'the page of the data set'}"
-
-
-def _samples(builder: Any, split: str, name: str) -> Iterator[tuple[np.ndarray, int, bool, str]]:
-    """Image, label, whether of the test set, and place of each record, in the stored order."""
+    image = tfds.features.Image(shape=found.shape, dtype=np.uint8)
+    label = tfds.features.ClassLabel(num_classes=found.classes)
+    features = tfds.features.FeaturesDict({"image": image, "label": label})
+    read = _array_records if found.form == "array_record" else _tfrecords
     try:
-        for number, example in enumerate(_examples(builder, split)):
-            yield example["image"], int(example["label"]), split == "test", f"image {number} of {split}"
+        number = 0
+        for path in found.files[split]:
+            for record in read(path):
+                one = features.deserialize_example_np(record)
+                yield one["image"], int(one["label"]), split == "test", f"image {number} of {split}"
+                number += 1
     except Exception as error:
         raise ValueError(
-            f"{name}: {builder.data_path}: records of {split} are damaged ({error}): prepare again"
+            f"{name}: {found.files[split][0].parent}: records of {split} are damaged ({error}): prepare again"
         ) from error
 
 
-def _examples(builder: Any, split: str) -> Iterator[dict[str, Any]]:
-    kind = builder.info.file_format.value
-    if kind == "array_record":
-        records = builder.as_data_source(split=split)
+def _array_records(path: Path) -> Iterator[bytes]:
+    """The records of a file, whose checksums the library compares."""
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+    with ArrayRecordDataSource([str(path)]) as records:
         for start in range(0, len(records), BATCH):
             yield from records.__getitems__(range(start, min(start + BATCH, len(records))))
-    elif kind == "tfrecord":
-        for path in builder.info.splits[split].filepaths:
-            for record in _tfrecords(Path(path)):
-                yield builder.info.features.deserialize_example_np(record)
-    else:
-        raise ValueError(f"format {kind} is not read here, array_record and tfrecord are")
 
 
 def _tfrecords(path: Path) -> Iterator[bytes]:
-    """The records of a file: each a length (uint64) with a checksum, that many bytes, a checksum."""
+    """The records of a file: each a length (uint64) with its masked CRC32C, that many bytes with theirs."""
     left = path.stat().st_size
     with open(path, "rb") as stream:
         while left:
@@ -145,5 +114,7 @@ def _tfrecords(path: Path) -> Iterator[bytes]:
             left -= 16 + size
             if left < 0:
                 raise ValueError(f"{path.name} is truncated")
-            yield stream.read(size)
-            stream.read(4)
+            record = stream.read(size)
+            if head[8:] + stream.read(4) != struct.pack("<II", masked(head[:8]), masked(record)):
+                raise ValueError(f"{path.name}: a record has another checksum than is stored")
+            yield record

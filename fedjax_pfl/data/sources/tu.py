@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_pfl.data.archives import open_files
 from fedjax_pfl.data.checks import unknown_name
-from fedjax_pfl.data.sources.base import Source, SourceEntry, locate
+from fedjax_pfl.data.sources.base import Source, SourceEntry
 from fedjax_pfl.data.sources.cache import cache_folder
 from fedjax_pfl.data.sources.fetch import fetch
+from fedjax_pfl.data.sources.finding import find_any
 from fedjax_pfl.data.sources.tu_files import Graphs, read_graphs
 
 CHEM_BIO = ("MUTAG", "BZR", "COX2", "DHFR", "PTC_MR", "AIDS", "NCI1", "ENZYMES", "DD", "PROTEINS")
@@ -40,7 +42,7 @@ def _tu(argument: str, data_dir: Path | None) -> Source:
     titles = tuple(name if name in GROUPS["MIX"] else Path(name).stem for name in names)
     if len(set(titles)) < len(titles):
         raise ValueError(f"tu:{argument} names {max(titles, key=titles.count)} twice: name each data set once")
-    sets = [read_graphs(place) for place in places]
+    sets = [_read(place) for place in places]
     x = _places(sets, argument)
     classes, y = zip(*(_ranked(one.label) for one in sets), strict=True)
     labels, node_label = zip(*(_node_labels(one, title) for one, title in zip(sets, titles, strict=True)), strict=True)
@@ -72,28 +74,47 @@ def _names(argument: str) -> list[str]:
 
 def _find(name: str, data_dir: Path | None) -> Path:
     """Where a set lies: a path, or ``NAME.zip``, ``NAME/`` or ``NAME.npz`` in one of the usual folders, or fetched."""
-    choices = [name] if os.sep in name or Path(name).suffix in (".zip", ".npz") else [
-        f"{folder}{name}{end}" for folder in ("", "tu/") for end in (".zip", "", ".npz")
-    ]  # fmt: skip
-    for choice in choices:
-        try:
-            return locate(choice, data_dir)
-        except FileNotFoundError as error:
-            last = error
-    if len(choices) == 1 or (data_dir is not None and not Path(data_dir).is_dir()):
-        raise last
+    path = os.sep in name or Path(name).suffix in (".zip", ".npz")
+    usual = [f"{folder}{name}{end}" for folder in ("", "tu/") for end in (".zip", "", ".npz")]
     known = GROUPS["MIX"]
-    if name not in known:
-        raise FileNotFoundError(f"{unknown_name('data set of tu', name, [*GROUPS, *known])}; {last}")
+    try:
+        return find_any(name if path else "", usual, data_dir, "correct the name, or give a path")
+    except FileNotFoundError as error:
+        if path or (data_dir is not None and not data_dir.is_dir()):
+            raise
+        if name not in known:
+            raise FileNotFoundError(f"{unknown_name('data set of tu', name, [*GROUPS, *known])}; {error}") from error
     address = f"{ADDRESS}{name}.zip"
     remedy = f"fetch {address} and put it as tu/{name}.zip into the data folder (--data-dir)"
     remedy += ", or take tu:COLLAB_500 where that is there" if name == "COLLAB" else ""
     if data_dir is not None:
         raise FileNotFoundError(f"{name} was not found in {data_dir} nor beside it: {remedy}")
     try:
-        return fetch(address, cache_folder() / "tu" / f"{name}.zip")
+        return fetch(address, _cache() / f"{name}.zip", _check)
     except OSError as error:
         raise FileNotFoundError(f"{name} was not found and cannot be fetched ({error}): {remedy}") from error
+
+
+def _cache() -> Path:
+    return cache_folder() / "tu"
+
+
+def _check(path: Path) -> None:
+    """Refuse a download that is no archive with the files of a set, such as a page of a network that wants a login."""
+    with open_files(path) as files:
+        for ending in ("_A.txt", "_graph_indicator.txt", "_graph_labels.txt"):
+            if not any(name.endswith(ending) for name in files.names()):
+                raise ValueError(f"has no NAME{ending}")
+
+
+def _read(place: Path) -> Graphs:
+    """The graphs of a file; one in the cache is nobody's but ours, so it can be fetched anew."""
+    try:
+        return read_graphs(place)
+    except (ValueError, FileNotFoundError) as error:
+        if place.parent != _cache():
+            raise
+        raise ValueError(f"{error}; it is a download in the cache: delete {place}, then it is fetched anew") from error
 
 
 def _places(sets: list[Graphs], argument: str) -> np.ndarray:
