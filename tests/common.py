@@ -12,6 +12,7 @@ import numpy as np
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import ClientData, client_data
 from fedjax_pfl.engine.federation import Federation
+from fedjax_pfl.models.norms import BatchNorm
 
 SIZES = (7, 3, 12, 5, 10)
 FEATURES, CLASSES = 6, 3
@@ -36,6 +37,17 @@ CASES = [
     Case("fedavg_ft", {"epochs": 2}, ("lr",)),
     Case("fedprox", {"mu": 0.3}, ("lr", "mu")),
     Case("fedper", {}, ("lr",)),
+    Case("ditto", {"lam": 0.7}, ("lr",)),
+    Case("fedbn", {}, ("lr",)),
+    Case("fedrep", {"head_epochs": 2}, ("lr",)),
+    Case("fedkd", {"energy_first": 0.8, "energy_last": 0.9}, ("lr",)),
+    Case(
+        "pfedhn",
+        {"hyper_width": 5, "hyper_lr": 1e-3},
+        ("lr", "hyper_lr", "hyper_momentum", "hyper_decay"),
+        one_device=True,
+    ),
+    Case("pfedhn", {"hyper_width": 5, "private_head": True, "at_once": True}, ("lr", "hyper_lr", "hyper_decay")),
     Case("fixed_mixing", {"self_weight": 0.4}, ("lr", "self_weight")),
     Case("fedapa", {"eta": 0.2}, ("lr", "eta", "self_weight")),
     Case("fedapa", {"eta": 0.2, "variant": "printed"}, ("lr", "eta")),
@@ -61,6 +73,20 @@ class Net(nn.Module):
         return nn.Dense(self.classes, name="head", param_dtype=kind)(x)
 
 
+class NormNet(nn.Module):
+    """Features -> 4 -> batch norm -> head, smooth."""
+
+    classes: int = CLASSES
+    hidden: int = 4
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        kind = jnp.result_type(float)
+        x = nn.Dense(self.hidden, name="dense1", param_dtype=kind)(x.reshape(x.shape[0], -1))
+        x = nn.tanh(BatchNorm(name="norm", param_dtype=kind)(x, not train, mask=mask))
+        return nn.Dense(self.classes, name="head", param_dtype=kind)(x)
+
+
 def tiny_data(sizes: tuple[int, ...] = SIZES, seed: int = 0, tested: int = 4) -> ClientData:
     """Clients of unequal size, with two validation samples and ``tested`` test samples each, on the host."""
     rng = np.random.default_rng(seed)
@@ -72,10 +98,10 @@ def tiny_data(sizes: tuple[int, ...] = SIZES, seed: int = 0, tested: int = 4) ->
     return client_data({"x": x, "y": y}, CLASSES, train, list(held[:, :2]), list(held[:, 2:]))
 
 
-def federation(data: ClientData | None = None, **options: Any) -> Federation:
+def federation(data: ClientData | None = None, module: nn.Module | None = None, **options: Any) -> Federation:
     """The tiny federation: batch size 4, two local epochs, chunks of two clients."""
     data = tiny_data() if data is None else data
-    model = fp.flax_model(Net(), np.zeros((1, FEATURES)))
+    model = fp.flax_model(module or Net(), np.zeros((1, FEATURES)))
     if options.get("mesh") is None:
         data = jax.tree.map(jnp.asarray, data)
     return Federation(model, data, **({"batch_size": 4, "local_epochs": 2, "lr": 0.3, "client_chunk": 2} | options))

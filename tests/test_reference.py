@@ -171,6 +171,84 @@ def test_fine_tuning() -> None:
     follow(case, expected, averaged_state())
 
 
+def head_of(name: str) -> bool:
+    return "/head/" in name
+
+
+def test_ditto() -> None:
+    case = program("ditto", lam=0.7)
+    start = initial(case.fed)
+    averaged = averaged_state()
+
+    def state_of(state: Any, expected: reference.Ditto) -> None:
+        averaged(state, expected)
+        assert_close(state.v, stacked(expected.v), 1e-9)
+
+    expected = reference.Ditto(clients_of(case.fed), start, [{}] * M, v=[start] * M, lam=0.7)
+    state, info = follow(case, expected, state_of)
+    assert np.abs(state.v[reference.KERNEL_1] - state.shared[reference.KERNEL_1]).max() > 0.01
+    assert info["loss"] != info["loss_shared"]
+
+
+def test_fedrep() -> None:
+    case = program("fedrep", head_epochs=3)
+    private, shared = partition(initial(case.fed), head_of)
+    keys = [jax.random.fold_in(random.stream(jax.random.key(ROOT), random.ROUND, r), 1) for r in range(ROUNDS)]
+    heads = [batches_of(case.fed, key, 3) for key in keys]
+    expected = reference.FedRep(clients_of(case.fed), shared, [private] * M, heads=heads)
+
+    def state_of(state: Any, expected: reference.FedRep) -> None:
+        assert_close((state.theta, state.phi), (expected.shared, stacked(expected.private)), 1e-9)
+
+    follow(case, expected, state_of)
+
+
+@pytest.mark.parametrize("clip", [0.4, 10.0])
+def test_fedkd(clip: float) -> None:
+    case = program("fedkd", energy_first=0.6, energy_last=0.9, clip=clip)
+    start, energy = initial(case.fed), lambda round_: 0.6 + 0.3 * round_ / ROUNDS
+    expected = reference.FedKD(clients_of(case.fed), start, [start] * M, [np.eye(4)] * M, energy, clip)
+
+    def state_of(state: Any, expected: reference.FedKD) -> None:
+        assert_close(state.shared, expected.shared, 1e-9)
+        assert_close((state.teacher, state.W), (stacked(expected.teacher), np.stack(expected.W)), 1e-9)
+
+    _, info = follow(case, expected, state_of)
+    np.testing.assert_allclose([info["floats_up"], info["floats_down"]], [expected.up, expected.down])
+    assert expected.up < case.algorithm.floats[0]
+
+
+@pytest.mark.parametrize("clip", [0.3, 50.0])
+@pytest.mark.parametrize(("at_once", "private_head"), [(False, False), (False, True), (True, False), (True, True)])
+def test_pfedhn(at_once: bool, private_head: bool, clip: float) -> None:
+    rates = {"hyper_lr": 0.05, "hyper_momentum": 0.8, "hyper_decay": 0.02, "hyper_clip": clip}
+    case = program("pfedhn", at_once=at_once, private_head=private_head, hyper_width=5, **rates)
+    private, made = partition(initial(case.fed), lambda name: private_head and head_of(name))
+    rng, state = np.random.default_rng(0), case.start()
+    flat = {
+        "/".join(key.key for key in path[1:]): path for path, _ in jax.tree_util.tree_leaves_with_path(state.phi[0])
+    }
+    phi = jax.tree.map(lambda leaf: leaf + 0.2 * rng.normal(size=leaf.shape), state.phi[0])  # no kernel is zero
+
+    def named(tree: Any) -> Params:
+        leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(tree))
+        return {
+            name.replace("params.", "params/").replace(".", "/"): leaf for name, leaf in zip(flat, leaves, strict=True)
+        }
+
+    expected = reference.PFedHN(
+        clients_of(case.fed), named(phi), list(np.asarray(state.v[0])), [private] * M,
+        {name: value.shape for name, value in made.items()}, tuple(rates.values()), at_once,
+    )  # fmt: skip
+
+    def state_of(state: Any, expected: reference.PFedHN) -> None:
+        assert_close((named(state.phi[0]), named(state.phi[1])), (expected.phi, expected.velocity), 1e-9)
+        assert_close(state.v, (np.stack(expected.v), np.stack(expected.v_velocity)), 1e-9)
+        assert_close(state.private or {}, stacked(expected.private), 1e-9)
+
+    follow(case, expected, state_of, start=state._replace(phi=(phi, state.phi[1])))
+
+
 def mixing(kind: Callable[..., Any], case: Program, A: np.ndarray, momentum: float = 0.0, **options: Any) -> Any:
     phi, theta = partition(initial(case.fed), lambda name: "/head/" in name)
     return kind(clients_of(case.fed, momentum=momentum), [theta] * M, [phi] * M, A, **options)
@@ -303,6 +381,20 @@ def test_fedprox_without_mu_is_fedavg() -> None:
     assert_close(run(case, mu=0.0), run(program("fedavg")), 1e-13)
 
 
+def test_ditto_without_lambda_is_local_training_beside_fedavg() -> None:
+    ditto, local, fedavg = run(program("ditto", lam=0.7), lam=0.0), run(program("local")), run(program("fedavg"))
+    assert_close([personal for _, personal in ditto], [personal for _, personal in local], 1e-13)
+    assert_close([received for received, _ in ditto], [received for received, _ in fedavg], 1e-13)
+
+
+def test_ditto_with_a_large_lambda_stays_near_the_global_model() -> None:
+    apart = []
+    for lam in (0.0, 2.0):
+        received, personal = run(program("ditto", lam=0.7), lam=lam)[-1]
+        apart.append(np.mean([np.linalg.norm(received[name] - personal[name]) for name in received]))
+    assert apart[1] < 0.7 * apart[0]
+
+
 MIXING_LIMITS = {
     "descent": ("fedapa", {"eta": 0.4}, {"eta": 0.0}),
     "printed": ("fedapa", {"eta": 0.4, "variant": "printed"}, {"eta": 0.0}),
@@ -327,6 +419,9 @@ def test_floats_of_lenet5_on_cifar10() -> None:
     whole, body = (62_006, 62_006), (61_156, 61_156)
     expected = {"fedavg": whole, "fedavg_ft": whole, "fedprox": whole, "fedper": body, "fedapa": body}
     assert {name: floats[name] for name in expected} == expected
+    expected |= {"ditto": whole, "fedbn": whole, "fedkd": whole, "pfedhn": whole, "fedrep": body}
+    assert {name: floats[name] for name in expected} == expected
+    assert fp.build("pfedhn", fed, private_head=True).floats == body
     assert floats["fixed_mixing"] == body
     assert floats["local"] == (0, 0)
 

@@ -40,7 +40,8 @@ class Algorithm(NamedTuple):
     shared: ``(env, state) -> variables`` of the global model, None for a method without one.
     predict: ``(env, variables, batch) -> scores (B, C)``.
     rows: names of the State's fields that have one row a client; they are split over devices.
-    floats: floats that one participant uploads and downloads in a round.
+    floats: floats that one participant uploads and downloads in a round; where they change from round to round, entries
+        ``floats_up`` and ``floats_down`` of the Info, means over participants, replace them.
     hyper: the numeric hyper-parameters of the method (the learning rate ``lr`` included): they enter ``env``.
     serve: ``(env, state) -> State``, called once before ``received`` of many clients is asked: puts what depends on
         several clients into rows.

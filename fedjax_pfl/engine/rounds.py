@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.engine import random
 from fedjax_pfl.engine.cohort import Cohort
@@ -38,3 +39,16 @@ def rollout(
     """
     numbers = jnp.arange(first, first + rounds, dtype=jnp.int32)
     return jax.lax.scan(lambda s, r: one_round(fed, algorithm, env, s, key, r, first + rounds), state, numbers)
+
+
+def floats_sent(info: Info, floats: tuple[int, int]) -> dict[str, np.ndarray]:
+    """``floats_up`` of all who report and ``floats_down`` of all who train, int64, one entry a round.
+
+    info: on the host, the masks ``reported`` and ``trains`` ``(..., clients)``; where the Info has an entry
+        ``floats_up`` or ``floats_down`` ``(...)``, the mean that a participant sent or got in that round, it replaces
+        floats, the method's constants.
+    """
+    told = [info.get(name, whole) for name, whole in zip(("floats_up", "floats_down"), floats, strict=True)]
+    count = [info[who].sum(-1) for who in ("reported", "trains")]
+    up, down = (np.rint(n * np.asarray(mean, np.float64)).astype(np.int64) for n, mean in zip(count, told, strict=True))
+    return {"floats_up": up, "floats_down": down}

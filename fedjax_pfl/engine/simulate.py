@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.engine.federation import Algorithm, Federation
-from fedjax_pfl.engine.rounds import Info, State
+from fedjax_pfl.engine.rounds import Info, State, floats_sent
 from fedjax_pfl.engine.simulation import Record, Simulation
 
 
@@ -138,14 +138,14 @@ def _result(
     simulation: Simulation, state: State, records: list[Record], info: Info, seconds: float,
     failures: list[tuple[int, int, int]],
 ) -> Result:  # fmt: skip
-    fed, (up, down) = simulation.fed, simulation.algorithm.floats
+    fed = simulation.fed
     size = np.asarray(jax.device_get(fed.data.train.count))[simulation.slot_of_client].astype(np.int64)
     trained = info["reported"].sum((0, 1)).astype(np.int64) if info else np.zeros_like(size)
     steps = -(-size // fed.batch_size) * fed.local_epochs
     seeds = simulation.seeds
-    received = int(info["trains"].sum()) if info else 0
+    sent = floats_sent(info, simulation.algorithm.floats) if info else {}
+    up, down = (int(sent[name].sum()) // seeds if sent else 0 for name in ("floats_up", "floats_down"))
     return Result(
         state, records, info, simulation.compile_s, seconds, int((trained * steps).sum()),
-        int((trained * size).sum()) * fed.local_epochs, int(trained.sum()) * up // seeds, received * down // seeds,
-        failures,
+        int((trained * size).sum()) * fed.local_epochs, up, down, failures,
     )  # fmt: skip

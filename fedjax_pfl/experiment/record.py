@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data import Partition, Source
 from fedjax_pfl.data.clients import SPLITS
-from fedjax_pfl.engine.rounds import Info
+from fedjax_pfl.engine.rounds import Info, floats_sent
 from fedjax_pfl.engine.simulation import Record
 from fedjax_pfl.evaluation import EVALUATED, KINDS, Scores, summary
 from fedjax_pfl.experiment import folder as files
@@ -111,11 +111,12 @@ class Recorder:
         partial.replace(self.path / name)
 
     def _round_row(self, first: int, info: Info, s: int, r: int) -> dict[str, Any]:
-        trains, reported = int(info["trains"][s, r].sum()), int(info["reported"][s, r].sum())
-        scalars = {name: value[s, r] for name, value in info.items() if value.ndim == 2}
+        one = {name: value[s, r] for name, value in info.items()}
+        trains, reported = int(one["trains"].sum()), int(one["reported"].sum())
+        scalars = {name: value for name, value in one.items() if value.ndim == 0}
         return {"round": first + r + 1, "seed": self.seeds[s]} | files.plain(scalars) | {
             "trains": trains, "reported": reported, "failed": np.flatnonzero(info["failed"][s, r]).tolist(),
-            "floats_up": reported * self.floats[0], "floats_down": trains * self.floats[1],
+            **{name: int(value) for name, value in floats_sent(one, self.floats).items()},
         }  # fmt: skip
 
     def _metric_rows(self, record: Record) -> Iterator[dict[str, Any]]:

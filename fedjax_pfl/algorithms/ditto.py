@@ -1,0 +1,111 @@
+"""Ditto: Fair and Robust Federated Learning Through Personalization.
+
+Li, Hu, Beirami, Smith; ICML 2021; https://arxiv.org/abs/2012.04221
+
+    server: global model w^0; every client i: its own v_i
+    each round t, each client i of the cohort S, from the w^t that it received:
+        w_i <- E epochs of minibatch SGD from w^t
+        v_i <- v_i - eta (grad F_i(v_i) + lambda (v_i - w^t)), on the same minibatches
+    w^{t+1} = sum_{i in S} n_i w_i / sum_{i in S} n_i
+
+Differs from the paper: both models are trained for the federation's epochs, each minibatch serving both (as in the
+released code), so that lambda = 0 is Local and the global part is FedAvg, with the same draws. ``personal`` is v_i;
+``loss`` is that of v_i, ``loss_shared`` that of w_i. Running statistics of v_i are its own; those of w follow the
+federation's policy. A client costs twice the computation of FedAvg.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_pfl.aggregation import mean_of_sums
+from fedjax_pfl.engine import local, tree
+from fedjax_pfl.engine.clients import Client, run_clients
+from fedjax_pfl.engine.cohort import Cohort
+from fedjax_pfl.engine.federation import Algorithm, Env, Federation
+from fedjax_pfl.evaluation import one_for_all
+from fedjax_pfl.models.model import Variables, partition
+
+
+class State(NamedTuple):
+    """shared: the global model w. Rows, leaves ``(slots, ...)``: v, the personal models; private, running statistics
+    of w that stay at their client, or None."""
+
+    shared: Variables
+    v: Variables
+    private: Variables | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Ditto (Li et al. 2021): besides FedAvg every client trains its own model, held near the global one."""
+
+    lam: float = 1.0
+    """Weight lambda of the personal models' penalty lambda/2 ||v_i - w^t||^2; 0 is local training."""
+
+
+def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
+    """Ditto in a federation.
+
+    Raises:
+        ValueError: lam is negative, infinite or NaN.
+    """
+    if not 0 <= options.lam < float("inf"):
+        raise ValueError(f"ditto needs lam >= 0 and finite, found {options.lam}")
+
+    def penalty(v: Variables, anchor: Any) -> jax.Array:
+        w, lam = anchor
+        difference = tree.subtract(v, {name: w[name] for name in v})
+        return lam / 2 * tree.dot(difference, difference)
+
+    def init(env: Env, key: jax.Array) -> State:
+        variables = fed.model.init(key)
+        private, shared = partition(variables, fed.stays)
+        v, private = tree.broadcast((variables, private), env.data.slots)
+        return State(shared, v, private or None)
+
+    def begin(client: Client, row: Any, common: Any) -> tuple[local.Training, local.Training]:
+        (v, private), (shared, lr, lam) = row, common
+        w = shared | (private or {})
+        return local.begin(fed, lr, w), local.begin(fed, lr, v, anchor=(w, lam))
+
+    def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> tuple[local.Training, local.Training]:
+        w, v = carry
+        return local.step(fed, w, batch, key), local.step(fed, v, batch, key, penalty)
+
+    def end(client: Client, carry: Any, row: Any) -> Any:
+        w, v = carry
+        private, w_i = partition(w.variables, fed.stays)
+        return (v.variables, private or None), (
+            tree.scale(client.samples, w_i), local.metrics(client, w), local.metrics(client, v)
+        )  # fmt: skip
+
+    def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+        common = (state.shared, fed.learning_rate(env, cohort.round), env.hyper["lam"])
+        (v, private), (sums, of_w, of_v), reported = run_clients(
+            begin, step, end, rows=(state.v, state.private), common=common, data=env.data, work=fed.work(), key=key,
+            who=cohort.trains & cohort.reports,
+        )  # fmt: skip
+        w = mean_of_sums(sums, of_w.weight, otherwise=state.shared)
+        info = {"loss_shared": local.information(of_w, reported)["loss"]} | local.information(of_v, reported)
+        return State(w, v, private), info
+
+    def received(env: Env, state: State, i: jax.Array) -> Variables:
+        return state.shared | tree.take(state.private or {}, i)
+
+    def personal(env: Env, state: State, i: jax.Array) -> Variables:
+        return tree.take(state.v, i)
+
+    def shared(env: Env, state: State) -> Variables:
+        return state.shared
+
+    whole = not any(fed.stays(name) for name in fed.model.shapes())
+    sent = fed.model.count(lambda name: not fed.stays(name))
+    return Algorithm(
+        "ditto", init, round_, one_for_all(shared) if whole else received, personal, shared if whole else None,
+        fed.scores, rows=("v", "private"), floats=(sent, sent), hyper=fed.hyper(lam=options.lam),
+        newcomer=lambda env, state, fresh: fresh | state.shared,
+    )  # fmt: skip
