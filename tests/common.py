@@ -55,7 +55,6 @@ CASES = [
     Case("fedapa", {"eta": 0.2, "centring": "row", "floor": 0.01}, ("lr", "eta")),
     Case("fedapa", {"eta": 0.1, "centring": "cosine"}, ("lr", "eta")),
     Case("fedhr", {"policy": "fixed:0.7"}, ("lr", "hyper_lr")),
-    Case("fedhr", {"policy": "greedy-validation"}),
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
 ]
 

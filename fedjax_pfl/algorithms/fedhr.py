@@ -16,10 +16,10 @@ Journal of Electronics and Information Technology, 2026; https://doi.org/10.1199
 
 Ours, where the abstract is silent: the form of the modulation, its bound and its zero start; embeddings from label
 proportions (which the server then sees); the update of phi and v with alpha held fixed; KL, accuracies and rewards on
-validation samples; one agent for all clients; s_i' is the client's state when it next takes part; ``deviation`` of the
-reward. ``personal`` is the model after local training, ``received`` the modulated one, ``shared`` has alpha = 0. Under
-``fixed:0`` the global model takes FedAvg's way, draw by draw. For alpha there are controls: ``fixed:ALPHA``, ``random``, and
-``greedy-validation``, the alpha of a grid with the least validation loss of W_i.
+validation samples; one agent for all clients; s_i' is the client's state when it next takes part. ``personal`` is the
+model after local training, ``received`` the modulated one, ``shared`` has alpha = 0. Under ``fixed:0`` the global model
+takes FedAvg's way, draw by draw. For alpha there are controls: ``fixed:ALPHA``, ``random``, and ``greedy-validation``,
+the alpha of a grid with the least validation loss of W_i.
 """
 
 from __future__ import annotations
