@@ -35,7 +35,7 @@ PAIRS = (  # data, model, samples of a client
     ("digits", "mlp", 60),
     ("mnist", "fedavg_cnn", 60),
     ("fashion_mnist", "lenet5", 60),
-    ("femnist", "fedavg_cnn", 40),
+    ("femnist:leaf/mnist_writers.zip", "fedavg_cnn", 40),
     ("cifar10", "lenet5", 60),
     ("cifar10", "fedavg_cnn", 60),
     ("cifar10", "pfl_cnn", 60),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fedjax_pfl.experiment.plots.style import PALETTE, axes_or_new, figure_of, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LEAST = 5  # clients below which a map says nothing
 MARKERS = "osD^vP"
