@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,9 +25,9 @@ class Scores(NamedTuple):
     loss: Any
 
 
-def state_spec(algorithm: Algorithm, state: Any) -> Any:
-    """How a state is split over devices: its per-client fields along ``clients``, the others on every device."""
-    return type(state)(*(ROWS if field in algorithm.rows else COMMON for field in state._fields))
+def state_spec(rows: Sequence[str], state: Any) -> Any:
+    """How a state is split over devices: its ``rows`` fields along ``clients``, the others on every device."""
+    return type(state)(*(ROWS if field in rows else COMMON for field in state._fields))
 
 
 def scores_of(
@@ -41,9 +41,10 @@ def scores_of(
         loss = jnp.where(batch["mask"], fed.loss(scores, batch["y"]), 0)
         return {"right": right.sum().astype(loss.dtype), "loss": loss.sum()}
 
+    spec = (Env(data_spec(env.data), COMMON), state_spec(algorithm.rows, state))  # type: ignore[arg-type]
     sums = measure(
         stat, lambda common, slot: (common[0], deliver(*common, slot)), common=(env, state), data=env.data,
-        work=fed.evaluation_work(split), common_spec=(Env(data_spec(env.data), COMMON), state_spec(algorithm, state)),  # type: ignore[arg-type]
+        work=fed.evaluation_work(split), common_spec=spec,
     )  # fmt: skip
     count = env.data.split(split).count
     share = {name: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan) for name, total in sums.items()}

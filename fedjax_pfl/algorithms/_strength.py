@@ -15,6 +15,7 @@ from fedjax_pfl.engine.clients import measure
 from fedjax_pfl.engine.federation import Env, Federation
 from fedjax_pfl.engine.local import masked_mean
 from fedjax_pfl.engine.sharding import COMMON, ROWS, data_spec
+from fedjax_pfl.evaluation import state_spec
 from fedjax_pfl.models.actor_critic import Agent
 from fedjax_pfl.models.model import Variables, is_trainable, partition
 
@@ -146,8 +147,7 @@ def _ddpg(fed: Federation, options: Any) -> Strength:
         alpha = jnp.where(who, state.alpha.at[order].set(a[:, 0].astype(state.alpha.dtype)), state.alpha)
         seen = who & (env.data.validation.count > 0)
         new = Pending(s, alpha, jnp.zeros_like(alpha), seen)
-        pending = jax.tree.map(lambda n, o: jnp.where(_wide(who, n), n, o), new, old)
-        return state._replace(agent=memory, alpha=alpha, pending=pending)
+        return state._replace(agent=memory, alpha=alpha, pending=jax.vmap(tree.where)(who, new, old))
 
     def learn(
         env: Env, state: Any, received: Received, theta: Variables, who: jax.Array, reported: jax.Array, key: jax.Array
@@ -257,7 +257,7 @@ def _parameters(variables: Variables) -> list[jax.Array]:
 def _measured(fed: Federation, env: Env, state: Any, stat: Any, deliver: Any, who: jax.Array | None) -> Any:
     """``measure`` on the validation samples, of what depends on the state (a State, or one beside rows)."""
     whole = state if hasattr(state, "_fields") else state[0]
-    spec = type(whole)(*(ROWS if field in ROW_FIELDS else COMMON for field in whole._fields))
+    spec = state_spec(ROW_FIELDS, whole)
     spec = spec if whole is state else (spec, ROWS)
     return measure(
         stat, deliver, common=(env, state), data=env.data, work=fed.evaluation_work("validation"), who=who,
@@ -268,7 +268,3 @@ def _measured(fed: Federation, env: Env, state: Any, stat: Any, deliver: Any, wh
 def _by_client(env: Env) -> jax.Array:
     """The slots in the order of client ids, padding left out: what is drawn for clients then depends on them only."""
     return jnp.argsort(env.data.ids)[: env.data.num_clients]
-
-
-def _wide(flag: jax.Array, leaf: jax.Array) -> jax.Array:
-    return flag.reshape(-1, *(1,) * (leaf.ndim - 1))

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_pfl.aggregation import mean_of_sums
+from fedjax_pfl.algorithms._global import global_model
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
-from fedjax_pfl.evaluation import one_for_all
 from fedjax_pfl.models.model import Variables, partition
 
 
@@ -93,19 +93,11 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
         info = {"loss_shared": local.information(of_w, reported)["loss"]} | local.information(of_v, reported)
         return State(w, v, private), info
 
-    def received(env: Env, state: State, i: jax.Array) -> Variables:
-        return state.shared | tree.take(state.private or {}, i)
-
     def personal(env: Env, state: State, i: jax.Array) -> Variables:
         return tree.take(state.v, i)
 
-    def shared(env: Env, state: State) -> Variables:
-        return state.shared
-
-    whole = not any(fed.stays(name) for name in fed.model.shapes())
-    sent = fed.model.count(lambda name: not fed.stays(name))
+    delivery = global_model(fed, fed.stays)
     return Algorithm(
-        "ditto", init, round_, one_for_all(shared) if whole else received, personal, shared if whole else None,
-        fed.scores, rows=("v", "private"), floats=(sent, sent), hyper=fed.hyper(lam=options.lam),
-        newcomer=lambda env, state, fresh: fresh | state.shared,
+        "ditto", init, round_, delivery.received, personal, delivery.shared, fed.scores, rows=("v", "private"),
+        floats=delivery.floats, hyper=fed.hyper(lam=options.lam), newcomer=delivery.newcomer,
     )  # fmt: skip

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_pfl.aggregation import mean_of_sums
+from fedjax_pfl.algorithms._global import global_model
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
-from fedjax_pfl.evaluation import one_for_all
 from fedjax_pfl.models.model import Predicate, Variables, partition
 
 
@@ -84,17 +84,8 @@ def averaging(
         theta = mean_of_sums(sums, metrics.weight, otherwise=state.shared)
         return State(theta, private), local.information(metrics, reported)
 
-    def received(env: Env, state: State, i: jax.Array) -> Variables:
-        return state.shared | (tree.take(state.private, i) if state.private else {})
-
-    def shared(env: Env, state: State) -> Variables:
-        return state.shared
-
-    everything_shared = not any(stays(name) for name in fed.model.shapes())
-    deliver = one_for_all(shared) if everything_shared else received
-    sent = fed.model.count(lambda name: not stays(name))
+    delivery = global_model(fed, stays)
     return Algorithm(
-        name, init, round_, deliver, deliver, shared if everything_shared else None, fed.scores,
-        rows=("private",), floats=(sent, sent), hyper=fed.hyper(**hyper),
-        newcomer=lambda env, state, fresh: fresh | state.shared,
+        name, init, round_, delivery.received, delivery.received, delivery.shared, fed.scores, rows=("private",),
+        floats=delivery.floats, hyper=fed.hyper(**hyper), newcomer=delivery.newcomer,
     )  # fmt: skip

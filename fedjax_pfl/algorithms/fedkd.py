@@ -33,12 +33,12 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import safe_divide
 from fedjax_pfl.algorithms._distillation import Carry, Constants, distil, feature_size, start
+from fedjax_pfl.algorithms._global import global_model
 from fedjax_pfl.algorithms._lowrank import compress
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
-from fedjax_pfl.evaluation import one_for_all
 from fedjax_pfl.models.model import Variables, partition
 
 
@@ -120,19 +120,12 @@ def fedkd(fed: Federation, options: Options = Options()) -> Algorithm:
         sent = {"floats_up": safe_divide(floats, count), "floats_down": jnp.where(reported.any(), floats_down, 0)}
         return State(student, *rows), local.information(metrics, reported) | sent
 
-    def received(env: Env, state: State, i: jax.Array) -> Variables:
-        return state.shared | tree.take(state.private or {}, i)
-
     def personal(env: Env, state: State, i: jax.Array) -> Variables:
         return tree.take(state.teacher, i)
 
-    def shared(env: Env, state: State) -> Variables:
-        return state.shared
-
-    whole = not any(fed.stays(name) for name in fed.model.shapes())
-    sent = fed.model.count(lambda name: not fed.stays(name))
+    delivery = global_model(fed, fed.stays)
     return Algorithm(
-        "fedkd", init, round_, one_for_all(shared) if whole else received, personal, shared if whole else None,
-        fed.scores, rows=("teacher", "W", "private"), floats=(sent, sent),
-        hyper=fed.hyper(**dataclasses.asdict(options)), newcomer=lambda env, state, fresh: fresh | state.shared,
+        "fedkd", init, round_, delivery.received, personal, delivery.shared, fed.scores,
+        rows=("teacher", "W", "private"), floats=delivery.floats, hyper=fed.hyper(**dataclasses.asdict(options)),
+        newcomer=delivery.newcomer,
     )  # fmt: skip

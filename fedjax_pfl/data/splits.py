@@ -27,10 +27,7 @@ def split_parts(
     owner = np.repeat(np.arange(clients), sizes)
     order = np.lexsort((rng.random(len(rows)), labels[rows], owner))
     rows = rows[order]
-    first = np.ones(len(rows), bool)
-    first[1:] = (owner[1:] != owner[:-1]) | (labels[rows][1:] != labels[rows][:-1])
-    cell = np.cumsum(first) - 1
-    begin = np.flatnonzero(first)
+    cell, begin = _cells(owner, labels[rows])
     key = (np.arange(len(rows)) - begin[cell] + rng.random(len(begin))[cell]) / np.bincount(cell)[cell]
     rows = rows[np.lexsort((key, owner))]
 
@@ -41,6 +38,13 @@ def split_parts(
     kind = (place >= tests[owner]).astype(int) + (place >= (tests + validations)[owner])
     named = [_regroup(rows[kind == which], owner[kind == which], clients) for which in (2, 1, 0)]
     return named[0], named[1], named[2]
+
+
+def _cells(owner: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Runs of one owner and kind in sorted samples: the run of each sample ``(n,)``, and where each run begins."""
+    first = np.ones(len(owner), bool)
+    first[1:] = (owner[1:] != owner[:-1]) | (kind[1:] != kind[:-1])
+    return np.cumsum(first) - 1, np.flatnonzero(first)
 
 
 def _regroup(rows: np.ndarray, owner: np.ndarray, clients: int) -> Parts:
@@ -82,9 +86,7 @@ def ordered_parts(
     owner = np.repeat(np.arange(clients), [len(part) for part in parts])
     order = np.lexsort((rows, segment[rows], owner))
     rows, owner = rows[order], owner[order]
-    first = np.ones(len(rows), bool)
-    first[1:] = (owner[1:] != owner[:-1]) | (segment[rows][1:] != segment[rows][:-1])
-    cell, begin = np.cumsum(first) - 1, np.flatnonzero(first)
+    cell, begin = _cells(owner, segment[rows])
     length, place = np.bincount(cell), np.arange(len(rows)) - begin[cell]
     done = np.cumsum(length) - np.searchsorted(owner, owner[begin])  # samples of the client up to the cell's end
 

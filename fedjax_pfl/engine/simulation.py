@@ -77,7 +77,7 @@ class Simulation:
         def body(k: Any, carry: tuple[State, Info]) -> tuple[State, Info]:
             state, info = carry
             new, one = one_round(self.fed, self.algorithm, env, state, key, first + k, self.rounds)
-            spec = state_spec(self.algorithm, new)
+            spec = state_spec(self.algorithm.rows, new)
             new = type(new)(*(constrain(a, self.fed.mesh, s) for a, s in zip(new, spec, strict=True)))
             return new, jax.tree.map(lambda all_, a: all_.at[k].set(a), info, one)
 
@@ -117,7 +117,7 @@ class Simulation:
             return everywhere
         state = jax.eval_shape(self._init, self.env, jax.random.key(0))
         lead = (None,) if self.seeds > 1 else ()
-        spec = [NamedSharding(mesh, P(*lead, *s)) for s in state_spec(self.algorithm, state)]
+        spec = [NamedSharding(mesh, P(*lead, *s)) for s in state_spec(self.algorithm.rows, state)]
         state = type(state)(*(None if a is None else s for a, s in zip(state, spec, strict=True)))
         return state if name == "init" else (state, everywhere)
 
