@@ -10,6 +10,7 @@ from common import CLASSES, FEATURES, SIZES, assert_close, federation, tiny_data
 
 import fedjax_pfl as fp
 from fedjax_pfl.algorithms import _strength
+from fedjax_pfl.algorithms.fedhr import Options
 from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.engine.rounds import one_round
 from fedjax_pfl.models.hypernetwork import Modulator, modulate, modulation_gradient
@@ -61,11 +62,12 @@ def test_a_round_modulates_trains_averages_and_descends(float64: None) -> None:
     phi, v = state.phi[0], state.v[0]
     modulator = Modulator(4, CLASSES)
     head = {name: leaf for name, leaf in state.shared.items() if fed.model.head(name)}
-    new, _ = one_round(fed, algorithm, env, state, KEY, 2, 10)
-    weights, by_phi = np.array(SIZES) / sum(SIZES), []
+    new, info = one_round(fed, algorithm, env, state, KEY, 2, 10)
+    weights, by_phi, moved = np.array(SIZES) / sum(SIZES), [], []
     for client in range(M):
         sent = state.shared | modulate(head, modulator.apply(phi, v[client]), 0.7)
         assert_close(algorithm.received(env, state._replace(alpha=jnp.full(M, 0.7)), client), sent)
+        moved.append(np.sqrt(sum(float(((sent[name] - leaf) ** 2).sum()) for name, leaf in head.items())))
         returned = rows_of(new.theta, client)
         change = {name: sent[name] - returned[name] for name in head}
         assert max(float(jnp.abs(leaf).max()) for leaf in change.values()) > 1e-3
@@ -73,6 +75,9 @@ def test_a_round_modulates_trains_averages_and_descends(float64: None) -> None:
         by_phi.append(one)
         trace = jax.tree.leaves(state.v[1])[0][client]
         assert_close(new.v[0][client], v[client] - 0.01 * (by_v + 0.9 * trace), 1e-9)  # momentum; norms are below 50
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in head.values()))
+    assert info["modulation"] == pytest.approx(np.mean(moved) / norm)
+    assert (float(info["alpha"]), float(info["alpha_std"])) == pytest.approx((0.7, 0))
     for name, leaf in new.shared.items():
         mean = np.tensordot(weights, np.asarray(new.theta[name]), 1)
         np.testing.assert_allclose(leaf, mean, rtol=1e-10)
@@ -82,8 +87,34 @@ def test_a_round_modulates_trains_averages_and_descends(float64: None) -> None:
     assert_close(new.phi[0], expected, 1e-9)
 
 
+def quality(fed: fp.Federation, variables: dict[str, jax.Array], client: int, metric: str) -> float:
+    if metric == "accuracy":
+        return accuracy(fed, variables, client)
+    batch = validation(fed, client)
+    return -float(fed.loss(fed.model.apply(variables, batch["x"])[0], batch["y"]).mean())
+
+
+@pytest.mark.parametrize("gain", _strength.GAINS)
+@pytest.mark.parametrize("metric", _strength.METRICS)
+def test_the_reward_is_the_gain_minus_the_deviation(gain: str, metric: str, float64: None) -> None:
+    fed, algorithm, env, state = started("fixed:0.7", rounds=3, penalty=0.2, bound=5.0, hyper_lr=0.5)
+    options = Options(gain=gain, gain_metric=metric)
+    everyone = jnp.ones(M, bool)
+    found = _strength.rewards(fed, options, env, state, algorithm.received, state.theta, everyone)
+    whole = np.concatenate([np.ravel(leaf) for leaf in state.shared.values()])
+    for client in range(M):
+        local, sent = rows_of(state.theta, client), algorithm.received(env, state, client)
+        pair = {"start": (sent, state.shared), "received": (local, sent), "shared": (local, state.shared)}
+        after, before = pair.get(gain, (local, None))
+        gained = quality(fed, after, client, metric) - (quality(fed, before, client, metric) if before else 0)
+        difference = np.concatenate([np.ravel(local[n] - state.shared[n]) for n in local])
+        assert found[client] == pytest.approx(gained - 0.2 * np.linalg.norm(difference) / np.linalg.norm(whole))
+    if metric == "loss":
+        assert np.std(found) > 1e-3
+
+
 def test_the_agent_is_told_what_clients_saw_and_gained(float64: None) -> None:
-    fed, algorithm, env, state = started("ddpg", rounds=1, warm_up=64, penalty=0.2)
+    fed, algorithm, env, state = started("ddpg", rounds=1, warm_up=64, penalty=0.2, gain="received")
     first = state
     state, _ = one_round(fed, algorithm, env, state, KEY, 1, 10)
     replay = state.agent.replay

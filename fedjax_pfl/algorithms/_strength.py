@@ -21,8 +21,9 @@ from fedjax_pfl.models.model import Variables, is_trainable, partition
 
 Received = Callable[[Env, Any, jax.Array], Variables]
 GRID = np.linspace(1.0, 0.0, 11)  # the strongest first, so that it wins where all are equal: 0 would never be left
-GAINS = ("received", "shared", "nothing")
-ROW_FIELDS = ("theta", "v", "alpha", "pending")  # of FedHR's State: one row a client
+GAINS = ("received", "shared", "nothing", "start")
+METRICS = ("accuracy", "loss")
+ROW_FIELDS = ("theta", "v", "alpha", "pending", "heads")  # of FedHR's State: one row a client
 
 
 class Pending(NamedTuple):
@@ -57,8 +58,10 @@ def make(fed: Federation, options: Any) -> Strength:
         ValueError: an unknown policy or gain, a strength outside 0..1, no validation data where they are read.
     """
     name, _, number = options.policy.partition(":")
-    if options.gain not in GAINS:
-        raise ValueError(f"fedhr: gain must be one of {', '.join(GAINS)}, found {options.gain!r}")
+    allowed: dict[str, tuple[str, ...]] = {"gain": GAINS, "gain_metric": METRICS}
+    for option, names in allowed.items():
+        if getattr(options, option) not in names:
+            raise ValueError(f"fedhr: {option} must be one of {', '.join(names)}, found {getattr(options, option)!r}")
     if name == "fixed":
         return _fixed(number)
     if number or name not in ("ddpg", "random", "greedy-validation"):
@@ -152,7 +155,7 @@ def _ddpg(fed: Federation, options: Any) -> Strength:
     def learn(
         env: Env, state: Any, received: Received, theta: Variables, who: jax.Array, reported: jax.Array, key: jax.Array
     ) -> tuple[Any, dict[str, jax.Array]]:
-        r = rewards(fed, options.gain, env, state, received, theta, reported)
+        r = rewards(fed, options, env, state, received, theta, reported)
         old = state.pending
         pending = old._replace(r=jnp.where(reported, r, old.r), valid=old.valid & (reported | ~who))
         memory, told = agent.learn(state.agent, random.stream(key, random.LEARN), options.agent_steps)
@@ -194,34 +197,49 @@ def client_states(fed: Federation, env: Env, state: Any, who: jax.Array | None) 
 
 
 def rewards(
-    fed: Federation, gain: str, env: Env, state: Any, received: Received, theta: Variables, who: jax.Array
+    fed: Federation, options: Any, env: Env, state: Any, received: Received, theta: Variables, who: jax.Array
 ) -> jax.Array:
-    """Gain in validation accuracy by the round, minus ``penalty`` times the relative deviation of the trained model.
+    """Gain on validation samples by the round, minus ``penalty`` times the relative deviation of the trained model.
 
     state: before the round, with this round's alpha; theta: the models after it.
     """
 
     def deliver(common: Any, slot: jax.Array) -> Any:
         env, (state, theta) = common
-        before = state.shared if gain == "shared" else received(env, state, slot)
-        return env, tree.take(theta, slot), before
+        sent = received(env, state, slot)
+        after = sent if options.gain == "start" else tree.take(theta, slot)
+        return env, after, sent if options.gain == "received" else state.shared
+
+    def quality(env: Env, variables: Variables, batch: Any) -> jax.Array:
+        scores = fed.scores(env, variables, batch)
+        right = scores.argmax(-1) == batch["y"]
+        return right.astype(scores.dtype) if options.gain_metric == "accuracy" else -fed.loss(scores, batch["y"])
 
     def stat(delivered: Any, batch: Any) -> jax.Array:
         env, after, before = delivered
-        right = [fed.scores(env, v, batch).argmax(-1) == batch["y"] for v in (after, before)]
-        change = right[0].astype(jnp.result_type(float)) - (0 if gain == "nothing" else right[1])
+        change = quality(env, after, batch) - (0 if options.gain == "nothing" else quality(env, before, batch))
         return jnp.where(batch["mask"], change, 0).sum()
 
     gained = _measured(fed, env, (state, theta), stat, deliver, who) / jnp.maximum(env.data.validation.count, 1)
     euclid, _ = _distances(theta, state.shared)
-    scale = safe_norm(jnp.concatenate([jnp.ravel(leaf) for leaf in _parameters(state.shared)]))
+    scale = safe_norm(_flat(partition(state.shared, is_trainable)[0]))
     return gained - env.hyper["penalty"] * euclid / scale
 
 
-def spread(alpha: jax.Array, reported: jax.Array) -> dict[str, jax.Array]:
-    """Mean and standard deviation of the strengths of a round."""
+def spread(alpha: jax.Array, head: Variables, heads: Variables, reported: jax.Array) -> dict[str, jax.Array]:
+    """Of a round: mean and deviation of the strengths, and the mean norm of W_i - W_g over that of W_g, of the head."""
     mean = masked_mean(alpha, reported)
-    return {"alpha": mean, "alpha_std": jnp.sqrt(masked_mean((alpha - mean) ** 2, reported))}
+    change = tree.subtract(heads, head)
+    moved = jnp.sqrt(sum((leaf**2).reshape(len(leaf), -1).sum(1) for leaf in change.values()))
+    scale = jnp.maximum(safe_norm(_flat(head)), 1e-12)
+    return {
+        "alpha": mean, "alpha_std": jnp.sqrt(masked_mean((alpha - mean) ** 2, reported)),
+        "modulation": masked_mean(moved, reported) / scale,
+    }  # fmt: skip
+
+
+def _flat(variables: Variables) -> jax.Array:
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in variables.values()])
 
 
 def head_kernel(fed: Federation, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:

@@ -9,7 +9,7 @@ Journal of Electronics and Information Technology, 2026; https://doi.org/10.1199
         alpha_i = mu(s_i) in [0, 1]                                  strength of the modulation
         W_i = W_g with head  W (1 + alpha_i gamma_i) + alpha_i beta_i
         w_i <- E epochs of minibatch SGD from W_i
-        r_i = accuracy(w_i) - accuracy(W_i) - penalty ||w_i - W_g|| / ||W_g||
+        r_i = accuracy(W_i) - accuracy(W_g) - penalty ||w_i - W_g|| / ||W_g||
     W_g <- sum_{i in S} n_i w_i / sum_{i in S} n_i
     (phi, v_i) descend the pull-back of (W_i - w_i) through the head of W_i
     mu learns by DDPG from (s_i, alpha_i, r_i, s_i')
@@ -17,7 +17,9 @@ Journal of Electronics and Information Technology, 2026; https://doi.org/10.1199
 Ours, where the abstract is silent: the form of the modulation, its bound and its zero start; embeddings from label
 proportions (which the server then sees); the update of phi and v with alpha held fixed; KL, accuracies and rewards on
 validation samples; one agent for all clients; s_i' is the client's state when it next takes part. ``personal`` is the
-model after local training, ``received`` the modulated one, ``shared`` has alpha = 0. Under ``fixed:0`` the global model
+model after local training, ``received`` the modulated one, ``shared`` has alpha = 0. The reward's gain is that of the
+start W_i over the global model; after training, ``received`` and others compare w_i, but there a worse start gains more
+and the agent turns the modulation off. Under ``fixed:0`` the global model
 takes FedAvg's way, draw by draw. For alpha there are controls: ``fixed:ALPHA``, ``random``, and ``greedy-validation``,
 the alpha of a grid with the least validation loss of W_i.
 """
@@ -33,12 +35,13 @@ import optax
 
 from fedjax_pfl.aggregation import mean_of_sums
 from fedjax_pfl.algorithms import _strength
+from fedjax_pfl.algorithms._distillation import clipped
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
 from fedjax_pfl.models.actor_critic import AgentState
-from fedjax_pfl.models.hypernetwork import Modulator, embed_histogram, modulate, modulation_gradient
+from fedjax_pfl.models.hypernetwork import Modulator, embed_histogram, modulate, modulation_gradient, personal_heads
 from fedjax_pfl.models.model import Variables, partition
 
 Tree = Any
@@ -47,7 +50,7 @@ Tree = Any
 class State(NamedTuple):
     """shared: W_g. phi: the hypernetwork and its optimiser. agent: see ``Agent``; None without one. progress: of the
     last round. Rows: theta, each client's last trained model; v, embeddings and their optimisers; alpha; pending, what
-    waits for the client's next state."""
+    waits for the client's next state; heads, the modulated ones while ``received`` is being asked, else None."""
 
     shared: Variables
     phi: tuple[Tree, Tree]
@@ -57,16 +60,14 @@ class State(NamedTuple):
     v: tuple[jax.Array, Tree]
     alpha: jax.Array
     pending: _strength.Pending | None
+    heads: Variables | None = None
 
 
-class Carry(NamedTuple):
-    """A client at work: its training, the head of W_g and the one that was sent, and what the update of v needs."""
+class Row(NamedTuple):
+    """What a client works with: its last model, and the head that it is sent."""
 
-    training: local.Training
+    theta: Variables
     head: Variables
-    sent: Variables
-    phi: Tree
-    hyper_lr: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +76,11 @@ class Options:
 
     policy: str = "ddpg"
     """Who picks alpha: ddpg, fixed:ALPHA, random, or greedy-validation."""
-    gain: str = "received"
-    """What the reward's accuracy is compared with: received (the modulated model), shared (alpha = 0), or nothing."""
+    gain: str = "start"
+    """The reward's gain in accuracy. start: of the received model over the shared one (alpha = 0); of the trained model
+    over the received one (received), the shared one (shared), or nothing."""
+    gain_metric: str = "accuracy"
+    """What gains are measured by: accuracy or loss (less of it is better)."""
     penalty: float = 0.1
     """Weight of the deviation from the global model in the reward."""
     embedding_size: int = 32
@@ -108,10 +112,10 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
     kernel = _strength.head_kernel(fed, shapes)
     modulator = Modulator(kernel.shape[0], kernel.shape[1], embedding=options.embedding_size, bound=options.bound)
     strength = _strength.make(fed, options)
-    trained = optax.chain(optax.clip_by_global_norm(50.0), optax.sgd(1.0, 0.9))  # times hyper_lr, which is traced
+    trained = optax.sgd(1.0, 0.9)  # times hyper_lr, which is traced
 
     def descend(rate: jax.Array, parameters: Tree, gradient: Tree, optimizer: Tree) -> tuple[Tree, Tree]:
-        updates, optimizer = trained.update(gradient, optimizer)
+        updates, optimizer = trained.update(clipped(gradient, 50.0), optimizer)
         return tree.add(parameters, tree.scale(rate, updates)), optimizer
 
     def init(env: Env, key: jax.Array) -> State:
@@ -125,53 +129,65 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
             (v, jax.vmap(trained.init)(v)), jnp.zeros(slots, zero.dtype), pending,
         )  # fmt: skip
 
-    def personalised(shared: Variables, phi: Tree, theta: Variables, v: jax.Array, alpha: jax.Array) -> Variables:
+    def global_head(state: State) -> Variables:
+        return partition(state.shared, fed.model.head)[0]
+
+    def heads_of(state: State) -> Variables:
+        return personal_heads(modulator, state.phi[0], state.v[0], global_head(state), state.alpha)
+
+    def merged(shared: Variables, row: Row) -> Variables:
         """W_i: the global model with what stays at the client and the modulated head."""
-        head, _ = partition(shared, fed.model.head)
-        stays, _ = partition(theta, fed.stays)
-        return shared | stays | modulate(head, modulator.apply(phi, v), alpha)  # type: ignore[arg-type]
+        return shared | partition(row.theta, fed.stays)[0] | row.head
 
     def received(env: Env, state: State, i: jax.Array) -> Variables:
         theta, v, alpha = tree.take((state.theta, state.v[0], state.alpha), i)
-        return personalised(state.shared, state.phi[0], theta, v, alpha)
+        if state.heads:
+            return merged(state.shared, Row(theta, tree.take(state.heads, i)))
+        modulation: Any = modulator.apply(state.phi[0], v)
+        return merged(state.shared, Row(theta, modulate(global_head(state), modulation, alpha)))
 
-    def begin(client: Client, row: Any, common: Any) -> Carry:
-        (shared, phi, lr, hyper_lr), (theta, (v, _), alpha) = common, row
-        sent = personalised(shared, phi, theta, v, alpha)
-        head, new = (partition(variables, fed.model.head)[0] for variables in (shared, sent))
-        return Carry(local.begin(fed, lr, sent), head, new, phi, hyper_lr)
+    def begin(client: Client, row: Row, common: Any) -> local.Training:
+        shared, lr = common
+        return local.begin(fed, lr, merged(shared, row))
 
-    def step(carry: Carry, batch: Any, t: jax.Array, key: jax.Array) -> Carry:
-        return carry._replace(training=local.step(fed, carry.training, batch, key))
+    def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
+        return local.step(fed, carry, batch, key)
 
-    def end(client: Client, carry: Carry, row: Any) -> Any:
-        theta, (_, (v, optimizer), alpha) = carry.training.variables, row
-        change = {name: leaf - theta[name] for name, leaf in carry.sent.items()}
-        by_phi, by_v = modulation_gradient(modulator, carry.phi, v, carry.head, alpha, change)
-        v = descend(carry.hyper_lr, v, by_v, optimizer)
-        return (theta, v, alpha), (tree.scale(client.samples, theta), local.metrics(client, carry.training), by_phi)
+    def end(client: Client, carry: local.Training, row: Row) -> Any:
+        theta = carry.variables
+        return row._replace(theta=theta), (tree.scale(client.samples, theta), local.metrics(client, carry))
+
+    def descended(env: Env, state: State, heads: Variables, theta: Variables, reported: jax.Array) -> State:
+        """A step of (phi, v_i) along the pull-back of what was sent minus what came back; of phi, the clients' mean."""
+        change = tree.subtract(heads, {name: theta[name] for name in heads})
+        change = jax.vmap(tree.where)(reported, change, tree.zeros_like(change))
+        (phi, phi_optimizer), (v, v_optimizer) = state.phi, state.v
+        by_phi, by_v = modulation_gradient(modulator, phi, v, global_head(state), state.alpha, change)
+        by_phi = tree.scale(1 / jnp.maximum(reported.sum(), 1), by_phi)
+        rate = env.hyper["hyper_lr"]
+        new = jax.vmap(descend, (None, 0, 0, 0))(rate, v, by_v, v_optimizer)
+        return state._replace(
+            phi=descend(rate, phi, by_phi, phi_optimizer), v=jax.vmap(tree.where)(reported, new, (v, v_optimizer))
+        )
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         who, before = cohort.trains & cohort.reports, state
         state = state._replace(progress=cohort.progress.astype(state.progress.dtype))
         state = strength.choose(env, state, received, who, key)
-        phi, phi_optimizer = state.phi
-        common = (state.shared, phi, fed.learning_rate(env, cohort.round), env.hyper["hyper_lr"])
-        rows, (sums, metrics, by_phi), reported = run_clients(
-            begin, step, end, rows=(state.theta, state.v, state.alpha), common=common, data=env.data, work=fed.work(),
-            key=key, who=who,
+        rows, (sums, metrics), reported = run_clients(
+            begin, step, end, rows=Row(state.theta, heads_of(state)), data=env.data, work=fed.work(), key=key,
+            common=(state.shared, fed.learning_rate(env, cohort.round)), who=who,
         )  # fmt: skip
-        theta, v, alpha = rows
-        count = jnp.maximum(reported.sum(), 1)
-        moved = descend(env.hyper["hyper_lr"], phi, tree.scale(1 / count, by_phi), phi_optimizer)
-        state, told = strength.learn(env, state, received, theta, who, reported, key)
+        diagnostics = _strength.spread(state.alpha, global_head(state), rows.head, reported)
+        state, told = strength.learn(env, state._replace(heads=rows.head), received, rows.theta, who, reported, key)
+        state = descended(env, state, rows.head, rows.theta, reported)
         shared = mean_of_sums(sums, metrics.weight, otherwise=state.shared)
-        spread = _strength.spread(alpha, reported)
-        new = state._replace(shared=shared, phi=moved, theta=theta, v=v)
-        return tree.where(reported.any(), new, before), local.information(metrics, reported) | spread | told
+        new = state._replace(shared=shared, theta=rows.theta, heads=None)
+        return tree.where(reported.any(), new, before), local.information(metrics, reported) | diagnostics | told
 
     def serve(env: Env, state: State) -> State:
-        return strength.serve(env, state, received)
+        state = strength.serve(env, state, received)
+        return state._replace(heads=heads_of(state))
 
     def personal(env: Env, state: State, i: jax.Array) -> Variables:
         return tree.take(state.theta, i)

@@ -142,6 +142,18 @@ def embed_histogram(histogram: jax.Array, size: int, key: jax.Array) -> jax.Arra
     return jnp.matmul(unit, jax.random.normal(key, (histogram.shape[-1], size), unit.dtype), precision=EXACT)
 
 
+def personal_heads(
+    modulator: Modulator, phi: Tree, v: jax.Array, head: Mapping[str, jax.Array], alpha: jax.Array | float
+) -> Variables:
+    """The modulated head W_i of a client from v ``(E,)`` and a scalar alpha, or of many from ``(M, E)`` and ``(M,)``.
+
+    Raises:
+        ValueError: as `Modulator` and `modulate`.
+    """
+    modulation: Any = modulator.apply(phi, v)
+    return (modulate if v.ndim == 1 else jax.vmap(modulate, (None, 0, 0)))(head, modulation, alpha)
+
+
 def modulation_gradient(
     modulator: Modulator,
     phi: Tree,
@@ -152,24 +164,21 @@ def modulation_gradient(
     *,
     fixed_alpha: bool = True,
 ) -> tuple[Tree, jax.Array]:
-    """Gradients in (phi, v) of one client: the pull-back of ``change`` through ``(phi, v) -> W_i``.
+    """Gradients in (phi, v) of a client or of many: the pull-back of ``change`` through ``(phi, v) -> W_i``.
 
-    v: ``(E,)``. change: what was sent minus what came back, named and shaped as ``head``; descent along the gradients
-    brings the next head that is sent closer to what came back.
+    That in phi is summed over clients.
+
+    change: what was sent minus what came back, named as ``head``, with leading axis M where v has one; descent along
+        the gradients brings the next head that is sent closer to what came back.
     fixed_alpha: stop the gradient at alpha: where a whole round is differentiated, this update counts as one that does
         not depend on alpha (and so neither on what chose it). The value is the same.
 
     Raises:
-        ValueError: as `Modulator` and `modulate`; ``change`` has other names or shapes than the head.
+        ValueError: as `personal_heads`; ``change`` has other names or shapes than the heads.
     """
     shapes = [{name: jnp.shape(leaf) for name, leaf in leaves.items()} for leaves in (head, change)]
-    if shapes[0] != shapes[1]:
+    if {name: (*v.shape[:-1], *shape) for name, shape in shapes[0].items()} != shapes[1]:
         raise ValueError(f"modulation_gradient: the change {shapes[1]} is not one of the head {shapes[0]}")
     alpha = jax.lax.stop_gradient(alpha) if fixed_alpha else alpha
-
-    def personal_head(phi: Tree, v: jax.Array) -> Variables:
-        modulation: Any = modulator.apply(phi, v)
-        return modulate(head, modulation, alpha)
-
-    _, pull = jax.vjp(personal_head, phi, v)
+    _, pull = jax.vjp(lambda phi, v: personal_heads(modulator, phi, v, head, alpha), phi, v)
     return pull({name: jnp.asarray(change[name], leaf.dtype) for name, leaf in head.items()})
