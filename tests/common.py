@@ -37,7 +37,7 @@ CASES = [
     Case("fedavg_ft", {"epochs": 2}, ("lr",)),
     Case("fedprox", {"mu": 0.3}, ("lr", "mu")),
     Case("fedper", {}, ("lr",)),
-    Case("ditto", {"lam": 0.7}, ("lr",)),
+    Case("ditto", {"lam": 0.7}, ("lr", "lam")),
     Case("fedbn", {}, ("lr",)),
     Case("fedrep", {"head_epochs": 2}, ("lr",)),
     Case("fedkd", {"energy_first": 0.8, "energy_last": 0.9}, ("lr",)),

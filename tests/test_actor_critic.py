@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_are
 
-from fedjax_pfl.models.actor_critic import Agent, AgentState, Moments, observed, places
+from fedjax_pfl.models.actor_critic import Agent, AgentState
+from fedjax_pfl.models.replay import Moments, observed, places
 
 RNG = np.random.default_rng(0)
 SMALL = Agent(3, (-1.0, 0.0), (3.0, 0.5), hidden=(6, 5), batch=8, capacity=32, warm_up=10, tau=0.1, reward_scale=0.5)

@@ -133,7 +133,7 @@ def test_gradient_through_rounds_agrees_with_central_differences(case: Case, rou
     algorithm = build(case, fed)
     env, key = fed.env(algorithm.hyper), jax.random.key(5)
     start = perturbed(algorithm.init(env, key), env)
-    deliver = algorithm.personal if case.name == "fedavg_ft" else algorithm.received
+    deliver = algorithm.personal if case.name in ("ditto", "fedavg_ft") else algorithm.received
 
     def loss(point):
         hyper, state = point
