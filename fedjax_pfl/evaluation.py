@@ -34,19 +34,28 @@ def scores_of(
     fed: Federation, algorithm: Algorithm, env: Env, state: Any, deliver: Callable[..., Variables], split: str
 ) -> Scores:
     """Accuracy and loss of ``deliver(env, state, slot)`` on a split, for every slot: leaves ``(slots,)``."""
+    return measured_scores(fed, algorithm.predict, algorithm.rows, env, state, deliver, split)
+
+
+def measured_scores(
+    fed: Federation, predict: Callable[..., jax.Array], rows: Sequence[str], env: Env, state: Any,
+    deliver: Callable[..., Variables], split: str, who: jax.Array | None = None,
+) -> Scores:  # fmt: skip
+    """``scores_of`` for the use within a round: NaN for clients outside of ``who`` ``(slots,)`` bool, default all."""
 
     def stat(delivered: tuple[Env, Variables], batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        scores = algorithm.predict(delivered[0], delivered[1], batch)
+        scores = predict(delivered[0], delivered[1], batch)
         right = batch["mask"] & (scores.argmax(-1) == batch["y"]) & ~jnp.isnan(scores).any(-1)
         loss = jnp.where(batch["mask"], fed.loss(scores, batch["y"]), 0)
         return {"right": right.sum().astype(loss.dtype), "loss": loss.sum()}
 
-    spec = (Env(data_spec(env.data), COMMON), state_spec(algorithm.rows, state))  # type: ignore[arg-type]
+    spec = (Env(data_spec(env.data), COMMON), state_spec(rows, state))  # type: ignore[arg-type]
     sums = measure(
         stat, lambda common, slot: (common[0], deliver(*common, slot)), common=(env, state), data=env.data,
-        work=fed.evaluation_work(split), common_spec=spec,
+        work=fed.evaluation_work(split), who=who, common_spec=spec,
     )  # fmt: skip
     count = env.data.split(split).count
+    count = count if who is None else jnp.where(who, count, 0)
     share = {name: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan) for name, total in sums.items()}
     return Scores(share["right"], share["loss"])
 

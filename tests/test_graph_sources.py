@@ -24,8 +24,11 @@ from common import assert_close
 
 import fedjax_pfl as fp
 from fedjax_pfl.data import PartitionConfig, make_partition, to_client_data
+from fedjax_pfl.data.budgets import sample_batches, waste
+from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.data.rows import Rows
 from fedjax_pfl.data.sources import DATA_VARIABLE, Source, fetch, load, tu
+from fedjax_pfl.models.registry import build_model
 
 DATA = Path(os.environ.get(DATA_VARIABLE, "absent"))
 # graphs, classes, mean nodes, mean edges, node labels, attributes
@@ -64,7 +67,7 @@ def write(folder: Path, name: str = "SET", form: str = "folder", **changes: str 
 
 
 def edges(source: Source, graph: int) -> list[tuple[int, int]]:
-    _, _, first, count = source.x[graph]
+    _, _, first, count, _ = source.x[graph]
     rows = slice(first, first + count)
     return list(zip(source.tables["senders"][rows].tolist(), source.tables["receivers"][rows].tolist(), strict=True))
 
@@ -72,17 +75,21 @@ def edges(source: Source, graph: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("form", ["folder", "zip"])
 def test_one_set(form: str, tmp_path: Path) -> None:
     source = load(f"tu:{write(tmp_path, form=form)}")
-    assert source.x.tolist() == [[0, 4, 0, 8], [4, 2, 8, 0], [6, 2, 8, 4]]
+    assert source.x.tolist() == [[0, 4, 0, 8, 0], [4, 2, 8, 0, 0], [6, 2, 8, 4, 0]]
     assert edges(source, 0) == [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (2, 3), (3, 2)]
     assert edges(source, 1) == []
     assert edges(source, 2) == [(0, 1), (1, 0), (0, 1), (1, 1)]
     assert (source.kind, source.y.tolist(), source.num_classes) == ("graph", [1, 0, 1], 2)
     assert source.tables["node_label"].tolist() == [1, 1, 0, 2, 0, 0, 1, 2]
-    np.testing.assert_allclose(source.tables["node_attributes"][3], [3.5, -0.3], rtol=1e-6)
+    assert source.tables["degree"].tolist() == [1, 1, 2, 0, 0, 0, 1, 1]
+    np.testing.assert_allclose(source.tables["walk"][[3, 4, 7], :2], [[0, 1 / 3], [0, 0], [0.5, 0.75]], rtol=1e-6)
+    assert "node_attributes" not in source.tables
     assert source.tables["labels_of_dataset"].tolist() == [3]
     assert source.tables["classes_of_dataset"].tolist() == [2]
     assert source.dataset is None
-    assert {table.dtype for name, table in source.tables.items() if name != "node_attributes"} == {np.dtype(np.int32)}
+    assert {table.dtype for name, table in source.tables.items() if name != "walk"} == {np.dtype(np.int32)}
+    batch = source.sample()
+    assert (batch.rows.shape, len(batch.budgets)) == ((1, 5), 1)
     assert source.x.dtype == np.int32
 
 
@@ -106,6 +113,38 @@ def test_degrees_stand_for_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert source.tables["labels_of_dataset"].tolist() == [3]
 
 
+def test_attributes_are_an_option(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    source = load(f"tu:{path},attributes")
+    np.testing.assert_allclose(source.tables["node_attributes"][3], [3.5, -0.3], rtol=1e-6)
+    assert source.name.endswith(",attributes")
+    model = build_model("gin", 2, source.sample(), hidden=(4,))
+    assert model.shapes()["params/input/attributes/kernel"].shape == (2, 4)
+    write(tmp_path, "NONE", node_attributes=None)
+    for argument in ("NONE,attributes", "SET+NONE,attributes"):
+        with pytest.raises(ValueError, match="only a single data set that has node attributes"):
+            load(f"tu:{argument}", tmp_path)
+    with pytest.raises(ValueError, match=r"unknown option of tu 'attribute'.*Did you mean 'attributes'"):
+        load(f"tu:{path},attribute")
+
+
+def test_odd_graphs_train(tmp_path: Path) -> None:
+    """Graphs without edges, isolated nodes, loops and doubled edges give finite scores and losses."""
+    source = load(f"tu:{write(tmp_path)}")
+    data = jax.tree.map(jnp.asarray, client_data_of(source))
+    fed = fp.Federation(build_model("gin", 2, source.sample(), hidden=(4,), layers=1), data, batch_size=3)
+    result = fp.simulate(fed, fp.build("fedavg", fed), rounds=2, eval_every=2)
+    assert np.isfinite(result.info["loss"]).all()
+    assert np.isfinite(result.records[-1].scores["test"]["shared"].loss).all()
+
+
+def client_data_of(source: Source) -> Any:
+    """One client that trains and is tested on all graphs."""
+    train, test = np.arange(3), np.arange(3, 6)
+    examples = {name: np.concatenate([leaf, leaf]) for name, leaf in source.examples().items()}
+    return client_data(examples, 2, [train], None, [test], tables=source.tables, reader=source.reader)
+
+
 def test_several_sets(tmp_path: Path) -> None:
     write(tmp_path / "tu", "ONE")
     three = "3\n1\n2\n"
@@ -115,7 +154,9 @@ def test_several_sets(tmp_path: Path) -> None:
     assert source.dataset.tolist() == source.client.tolist() == [0, 0, 0, 1, 1, 1]
     assert source.y.tolist() == [1, 0, 1, 2, 0, 1]
     assert source.num_classes == 3
-    assert source.x[3:].tolist() == [[8, 4, 12, 8], [12, 2, 20, 0], [14, 2, 20, 4]]
+    assert source.x[3:].tolist() == [[8, 4, 12, 8, 1], [12, 2, 20, 0, 1], [14, 2, 20, 4, 1]]
+    for name in ("walk", "degree"):
+        np.testing.assert_array_equal(source.tables[name][8:], source.tables[name][:8])
     assert edges(source, 5) == edges(source, 2)
     assert source.tables["labels_of_dataset"].tolist() == [3, 4]
     assert source.tables["classes_of_dataset"].tolist() == [2, 3]
@@ -134,7 +175,7 @@ def test_npz_form(tmp_path: Path) -> None:
         return f"tu:{tmp_path / 'S.npz'}"
 
     source = load(saved())
-    assert source.x.tolist() == [[0, 3, 0, 4], [3, 2, 4, 3]]
+    assert source.x.tolist() == [[0, 3, 0, 4, 0], [3, 2, 4, 3, 0]]
     assert sorted(edges(source, 0)) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert sorted(edges(source, 1)) == [(0, 1), (1, 0), (1, 1)]
     assert source.y.tolist() == [1, 0]
@@ -292,7 +333,9 @@ def test_a_damaged_download_is_named(served: Path, tmp_path: Path) -> None:
 
 @functools.cache
 def published(name: str) -> Source:
-    return load(f"tu:{name}", DATA)
+    with pytest.MonkeyPatch.context() as patch:  # their walks are for test_encodings: they take many seconds
+        patch.setattr(tu, "cached_walk", lambda x, *edges: np.zeros((x[:, 1].sum(), 16), np.float32))
+        return load(f"tu:{name}", DATA)
 
 
 def need(path: str) -> None:
@@ -306,17 +349,24 @@ def test_published_counts(name: str) -> None:
     source = published(name)
     senders, receivers = source.tables["senders"], source.tables["receivers"]
     loops = int((senders == receivers).sum())
-    graphs, classes, nodes, links, labels, attributes = PUBLISHED[name]
+    graphs, classes, nodes, links, labels, _ = PUBLISHED[name]
     assert (len(source), source.num_classes) == (graphs, classes)
     assert round(source.x[:, 1].sum() / graphs, 2) == nodes
     assert round(((len(senders) - loops) / 2 + loops) / graphs, 2) == links
     assert source.tables["labels_of_dataset"].tolist() == [labels]
     assert source.tables["node_label"].max() + 1 == labels
-    assert source.tables.get("node_attributes", np.zeros((0, 0))).shape[1] == attributes
+    assert source.tables["walk"].shape == (source.x[:, 1].sum(), 16)
+    assert waste(source.x, sample_batches(source.x), source.reader.budgets).share() < 0.35
     owner = np.repeat(np.arange(graphs), source.x[:, 3])
     assert (senders >= 0).all()
     assert (np.maximum(senders, receivers) < source.x[owner, 1]).all()
     assert source.x[-1, 2] + source.x[-1, 3] == len(senders)
+
+
+@pytest.mark.parametrize("name", [name for name, row in PUBLISHED.items() if row[-1]])
+def test_published_attributes(name: str) -> None:
+    need("tu")
+    assert load(f"tu:{name},attributes", DATA).tables["node_attributes"].shape[1] == PUBLISHED[name][-1]
 
 
 def test_edges_are_those_of_the_text() -> None:

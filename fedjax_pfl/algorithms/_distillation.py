@@ -89,7 +89,7 @@ def distil(fed: Federation, carry: Carry, batch: dict[str, jax.Array], key: jax.
     )  # fmt: skip
 
 
-def clipped(gradient: Tree, most: jax.Array) -> Tree:
+def clipped(gradient: Tree, most: jax.Array | float) -> Tree:
     """The gradient, shortened to the norm ``most`` where it is longer; a norm that overflows gives zeros."""
     norm = safe_norm(jnp.stack([safe_norm(leaf) for leaf in jax.tree.leaves(gradient)]))
     return tree.scale(jnp.minimum(1, most / norm), gradient)

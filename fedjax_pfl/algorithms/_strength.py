@@ -143,7 +143,7 @@ def _ddpg(fed: Federation, options: Any) -> Strength:
         return agent.init(key), pending
 
     def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
-        s, old, order = client_states(fed, env, state, who), state.pending, _by_client(env)
+        s, old, order = client_states(fed, env, state, who), state.pending, env.data.by_client
         waiting = tree.take(old._replace(valid=old.valid & who), order)
         memory = agent.store(state.agent, waiting.s, waiting.a[:, None], waiting.r, s[order], waiting.valid)
         a, memory = agent.act(memory, s[order], random.stream(key, random.EXPLORE))
@@ -164,7 +164,7 @@ def _ddpg(fed: Federation, options: Any) -> Strength:
         return state._replace(agent=memory, pending=pending), told
 
     def serve(env: Env, state: Any, received: Received) -> Any:
-        s, order = client_states(fed, env, state, None), _by_client(env)
+        s, order = client_states(fed, env, state, None), env.data.by_client
         a, _ = agent.act(state.agent, s[order], jax.random.key(0), explore=False)
         return state._replace(alpha=state.alpha.at[order].set(a[:, 0].astype(state.alpha.dtype)))
 
@@ -281,8 +281,3 @@ def _measured(fed: Federation, env: Env, state: Any, stat: Any, deliver: Any, wh
         stat, deliver, common=(env, state), data=env.data, work=fed.evaluation_work("validation"), who=who,
         common_spec=(Env(data_spec(env.data), COMMON), spec),  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def _by_client(env: Env) -> jax.Array:
-    """The slots in the order of client ids, padding left out: what is drawn for clients then depends on them only."""
-    return jnp.argsort(env.data.ids)[: env.data.num_clients]

@@ -61,7 +61,7 @@ def averaging(
 
     def init(env: Env, key: jax.Array) -> State:
         private, shared = partition(fed.model.init(key), stays)
-        return State(shared, tree.broadcast(private, env.data.slots) if private else None)
+        return State(shared, fed.initial_rows(env, private) if private else None)
 
     def begin(client: Client, row: Variables | None, common: Any) -> local.Training:
         theta, lr, hyper = common

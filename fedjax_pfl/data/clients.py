@@ -83,6 +83,12 @@ class ClientData:
         return self.ids < self.num_clients
 
     @property
+    def by_client(self) -> Array:
+        """The slots in the order of client ids, padding left out, ``(num_clients,)``: what is computed in this order does
+        not depend on how clients are dealt to devices."""
+        return jnp.argsort(self.ids)[: self.num_clients]
+
+    @property
     def weight(self) -> Array:
         """Number of training samples per slot as float: the ``n_i`` of weighted means, ``(slots,)``."""
         return self.train.count.astype(jnp.result_type(float))

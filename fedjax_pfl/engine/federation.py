@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from fedjax_pfl.data.clients import SPLITS, ClientData
+from fedjax_pfl.data.graphs import GraphBatch, GraphReader, facts_of
 from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Work
 from fedjax_pfl.engine.cohort import Participation
@@ -121,6 +122,9 @@ class Federation:
             raise ValueError(f"statistics must be one of {', '.join(STATISTICS)}, found {self.statistics!r}")
         if not np.all(np.asarray(self.scale)):
             raise ValueError("scale must not be 0 anywhere: features are divided by it")
+        reader = self.data.reader
+        if isinstance(reader, GraphReader) and not isinstance(self.data.examples["x"], jax.core.Tracer):
+            reader.check(self.data.examples["x"])
         if is_token(self.inputs(1)) and (np.any(np.asarray(self.shift)) or np.any(np.asarray(self.scale) != 1)):
             raise ValueError("tokens (signed integers) have no shift and scale: leave them out, or store x as floats")
         devices = 1 if self.mesh is None else self.mesh.size
@@ -157,13 +161,25 @@ class Federation:
         """A copy with other fields."""
         return dataclasses.replace(self, **changes)
 
+    def with_related(self, form: str, method: str) -> Federation:
+        """The same federation with another form of its graph model (see ``Model.related``).
+
+        Raises:
+            ValueError: the model is of no family that has such forms.
+        """
+        if self.model.related is None:
+            raise ValueError(f"{method} needs a graph model (gin, gcn, graphsage, gat), {self.model.name!r} is none")
+        return self.replace(model=self.model.related(form))
+
     def learning_rate(self, env: Env, round_: jax.Array) -> jax.Array:
         """The client learning rate of a round: the same for clients that were absent."""
         return env.hyper["lr"] * (1.0 if self.lr_schedule is None else self.lr_schedule(round_))
 
     @property
     def chunk(self) -> int:
-        """Clients trained at once."""
+        """Clients trained at once; on a CPU one, where a batch comes in parts, as many as it needs at each client."""
+        if self.client_chunk is None and self.model.accumulate is not None and jax.default_backend() == "cpu":
+            return 1
         return self.client_chunk or default_chunk(tree.nbytes(self.model.shapes()))
 
     def work(self, **changes: Any) -> Work:
@@ -186,7 +202,9 @@ class Federation:
         return jax.eval_shape(lambda data, rows: data.gather(rows)["x"], self.data, rows)
 
     def prepare(self, batch: Mapping[str, Any]) -> Any:
-        """The model's input: the features normalised, in the default float; tokens as they are."""
+        """The model's input: the features normalised, in the default float; tokens and graphs as they are."""
+        if isinstance(batch["x"], GraphBatch):
+            return dataclasses.replace(batch["x"], scan=self.differentiable)
         if is_token(batch["x"]):
             return batch["x"]
         kind = jnp.result_type(float)
@@ -197,8 +215,18 @@ class Federation:
         return self.model.apply(variables, self.prepare(batch), mask=batch["mask"], key=None, train=False)[0]
 
     def stays(self, name: str) -> bool:
-        """Whether a variable stays at its client by the policy on running statistics."""
-        return self.statistics != "average" and not is_trainable(name)
+        """Whether a variable stays at its client: one of its own meaning there, or by the policy on statistics."""
+        return self.model.private(name) or (self.statistics != "average" and not is_trainable(name))
+
+    def initial_rows(self, env: Env, variables: Tree) -> Tree:
+        """Newly initialised variables as rows, leaves ``(slots, ...)``: equal, or fitted to each client's data set.
+
+        variables: some of the model's, by their names.
+        """
+        rows = tree.broadcast(variables, env.data.slots)
+        if self.model.fit is None or not variables:
+            return rows
+        return jax.vmap(self.model.fit)(rows, facts_of(env.data))
 
     @functools.cached_property
     def fresh_statistics(self) -> Variables:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Client
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.models.model import Variables, is_trainable, partition
@@ -59,6 +60,24 @@ def step(
     """One optimiser step on the minibatch loss (plus the penalty): ``w <- w - lr grad L(w; batch)``."""
     trainable, statistics = partition(carry.variables, is_trainable)
     mask = batch["mask"]
+    if fed.model.accumulate is not None and not fed.differentiable:
+        gradient, loss = _accumulated(fed, carry, trainable, batch, key, penalty)
+    else:
+        gradient, loss, statistics = _gradient(fed, carry, trainable, statistics, batch, key, penalty)
+    updates, optimizer = fed.optimizer(carry.lr).update(gradient, carry.optimizer, trainable)
+    variables = optax.apply_updates(trainable, updates) | statistics
+    samples = mask.sum().astype(carry.samples.dtype)
+    return carry._replace(
+        variables=variables, optimizer=optimizer, loss=carry.loss + loss * samples, samples=carry.samples + samples
+    )
+
+
+def _gradient(
+    fed: Federation, carry: Training, trainable: Variables, statistics: Variables, batch: dict[str, jax.Array],
+    key: jax.Array, penalty: Penalty | None,
+) -> tuple[Variables, jax.Array, Variables]:  # fmt: skip
+    """The gradient of loss and penalty, the loss, and the new running statistics."""
+    mask = batch["mask"]
 
     def objective(trainable: Variables) -> tuple[jax.Array, tuple[jax.Array, Variables]]:
         scores, variables = fed.model.apply(
@@ -69,12 +88,23 @@ def step(
         return loss + extra, (loss, partition(variables, is_trainable)[1])
 
     gradient, (loss, statistics) = jax.grad(objective, has_aux=True)(trainable)
-    updates, optimizer = fed.optimizer(carry.lr).update(gradient, carry.optimizer, trainable)
-    variables = optax.apply_updates(trainable, updates) | statistics
-    samples = mask.sum().astype(carry.samples.dtype)
-    return carry._replace(
-        variables=variables, optimizer=optimizer, loss=carry.loss + loss * samples, samples=carry.samples + samples
+    return gradient, loss, statistics
+
+
+def _accumulated(
+    fed: Federation, carry: Training, trainable: Variables, batch: dict[str, jax.Array], key: jax.Array,
+    penalty: Penalty | None,
+) -> tuple[Variables, jax.Array]:  # fmt: skip
+    """The same gradient and loss from a model that takes a batch in parts."""
+    assert fed.model.accumulate is not None
+    total, gradient = fed.model.accumulate(
+        trainable, fed.prepare(batch), batch["y"], fed.loss, mask=batch["mask"], key=key
     )
+    share = 1 / jnp.maximum(batch["mask"].sum(), 1).astype(total.dtype)
+    gradient = tree.scale(share, gradient)
+    if penalty is not None:
+        gradient = tree.add(gradient, jax.grad(penalty)(trainable, carry.anchor))
+    return gradient, total * share
 
 
 def metrics(client: Client, carry: Training) -> Metrics:

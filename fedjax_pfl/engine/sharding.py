@@ -42,7 +42,8 @@ def data_spec(data: ClientData) -> ClientData:
 
 def place_data(data: ClientData, mesh: Mesh | None) -> ClientData:
     """Host-side client data, dealt to as many blocks as the mesh has devices, on the devices."""
-    return dataclasses.replace(place(data, mesh, ROWS), tables=place(data.tables, mesh, COMMON))
+    own = place(dataclasses.replace(data, tables={}), mesh, ROWS)
+    return dataclasses.replace(own, tables=place(data.tables, mesh, COMMON))
 
 
 def place(tree: Any, mesh: Mesh | None, spec: P) -> Any:

@@ -126,7 +126,7 @@ class Simulation:
         if self.fed.mesh is not None:  # compiled whole, so that no device ever holds all clients' rows
             return self._call("init", self._init, (0,), self.env, self.key)
         began = time.perf_counter()  # op by op: methods that share a model then compile its initialisers once
-        state = self._over_seeds(self._init, (0,))(self.env, self.key)
+        state = _distinct(self._over_seeds(self._init, (0,))(self.env, self.key))
         self.compile_s += time.perf_counter() - began
         return state
 
@@ -185,3 +185,11 @@ class Simulation:
             "outputs": int(stats.output_size_in_bytes),
             "temporaries": int(stats.temp_size_in_bytes),
         }
+
+
+def _distinct(state: State) -> State:
+    """The same state with a copy of each array that occurs in it before: an array can be given up only once."""
+    leaves, structure = jax.tree.flatten(state)
+    first = {id(leaf): place for place, leaf in reversed(list(enumerate(leaves)))}
+    own = [leaf if first[id(leaf)] == place else jnp.copy(leaf) for place, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, own)

@@ -15,9 +15,10 @@ from fedjax_pfl.models.model import Variables
 
 
 class Given(NamedTuple):
-    """common: the variables that every newcomer is given; own: the same, adapted by each, leaves ``(slots, ...)``."""
+    """What newcomers are given, the same for all, or rows where the model is fitted to each one's data set; and what
+    each makes of it: leaves ``(slots, ...)``."""
 
-    common: Variables
+    first: Variables
     own: Variables
 
 
@@ -34,10 +35,17 @@ def adapt(
     """
     give = require_newcomer(algorithm)
     fed = fed.replace(data=data)
-    common = give(env, state, fed.model.init(random.stream(key, random.INITIAL_MODEL)))
+    env, trained_on = Env(data, env.hyper), env
+    fresh = fed.model.init(random.stream(key, random.INITIAL_MODEL))
+    fitted = fed.model.fit is not None
+    if fitted:
+        first = jax.vmap(lambda fresh: give(trained_on, state, fresh))(fed.initial_rows(env, fresh))
+    else:
+        first = give(trained_on, state, fresh)
+    rows = first if fitted else tree.broadcast(first, data.slots)
 
-    def begin(client: Client, row: Variables, given: Any) -> local.Training:
-        return local.begin(fed, given[1], given[0])
+    def begin(client: Client, row: Variables, lr: jax.Array) -> local.Training:
+        return local.begin(fed, lr, row)
 
     def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
         return local.step(fed, carry, batch, key)
@@ -47,12 +55,15 @@ def adapt(
 
     work = fed.work(epochs=steps, steps=steps, most=None)
     own, _, _ = run_clients(
-        begin, step, end, rows=tree.broadcast(common, data.slots), common=(common, env.hyper["lr"]), data=data,
-        work=work, key=random.stream(key, random.EVALUATION),
+        begin, step, end, rows=rows, common=env.hyper["lr"], data=data, work=work,
+        key=random.stream(key, random.EVALUATION),
     )  # fmt: skip
-    given, env = Given(common, own), Env(data, env.hyper)
-    method = algorithm._replace(rows=("own",))
-    deliver = {"before": lambda env, given, i: given.common, "after": lambda env, given, i: tree.take(given.own, i)}
+    method = algorithm._replace(rows=("first", "own") if fitted else ("own",))
+    given = Given(first, own)
+    deliver = {
+        "before": lambda env, given, i: tree.take(given.first, i) if fitted else given.first,
+        "after": lambda env, given, i: tree.take(given.own, i),
+    }
     return {
         split: {when: scores_of(fed, method, env, given, which, split) for when, which in deliver.items()}
         for split in EVALUATED

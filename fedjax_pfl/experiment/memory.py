@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
+from fedjax_pfl.data.graphs import GraphBatch
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.simulation import Simulation
@@ -76,8 +77,15 @@ def _evaluation_bytes(fed: Federation) -> int:
 
 def _jaxpr_bytes(function: Any, *shapes: Any) -> int:
     closed = jax.make_jaxpr(function)(*shapes)
-    inputs = sum(_nbytes(var.aval) for var in closed.jaxpr.invars)
+    inputs = sum(_nbytes(leaf) for shape in shapes for leaf in jax.tree.leaves(_without_tables(shape)))
     return inputs + sum(_nbytes(var.aval) for eqn in _equations(closed.jaxpr) for var in eqn.outvars)
+
+
+def _without_tables(shapes: Any) -> Any:
+    """A batch of graphs points into tables, which all clients share and which count as data."""
+    if isinstance(shapes, dict) and isinstance(shapes.get("x"), GraphBatch):
+        return shapes | {"x": shapes["x"].rows}
+    return shapes
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

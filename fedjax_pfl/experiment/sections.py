@@ -30,14 +30,19 @@ class DataConfig:
 class ModelConfig:
     """The model of every client."""
 
-    model: str = "mlp"
-    """Name of the model (see: list models)."""
+    model: str | None = None
+    """Name of the model (see: list models; default: mlp for arrays, char_lstm for symbols, gin for graphs)."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers of mlp (default: 200), harcnn (1024 512) and char_lstm (256 256)."""
+    """Widths of the hidden layers of mlp (default: 200), harcnn (1024 512) and char_lstm (256 256), or the one width of
+    all layers of a graph model (64)."""
+    layers: int | None = None
+    """Message-passing layers of a graph model (default: 3)."""
+    drop: float | None = None
+    """Share of the hidden values of a graph model that are dropped in training (default: 0.5)."""
     activation: Literal["relu", "tanh"] | None = None
     """Activation of lenet5 and fedavg_cnn (default: relu)."""
-    pool: Literal["max", "mean"] | None = None
-    """Pooling of lenet5 and fedavg_cnn (default: max)."""
+    pool: Literal["max", "mean", "sum"] | None = None
+    """Pooling of lenet5 and fedavg_cnn, max or mean (default: max), and of a graph's nodes (default: sum)."""
     norm: Literal["group", "batch", "none"] | None = None
     """Normalisation of resnet8 and resnet18 (default: group)."""
     norm_groups: int | None = None

@@ -17,7 +17,7 @@ from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.sharding import client_mesh, place_data
 from fedjax_pfl.experiment.config import Config, TrainingConfig
-from fedjax_pfl.models.registry import build_model, check_kind, find
+from fedjax_pfl.models.registry import DEFAULTS, build_model, check_kind, find
 
 
 class Extras(NamedTuple):
@@ -41,11 +41,13 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
         FileNotFoundError: missing data.
     """
     config.check()
-    find(config.model.model)
+    if config.model.model is not None:
+        find(config.model.model)
     mesh = client_mesh(config.machine.devices)
     source, partition, _ = extras = extras or load_data(config)
-    check_kind(config.model.model, source.kind, source.name)
-    model = build_model(config.model.model, source.num_classes, source.sample(), **_model_options(config))
+    name = config.model.model or DEFAULTS[source.kind]
+    check_kind(name, source.kind, source.name)
+    model = build_model(name, source.num_classes, source.sample(), **_model_options(config))
     participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
     data, unseen = _placed(source, partition, config.machine.devices, mesh)
     fed = Federation(
@@ -68,6 +70,11 @@ def _placed(
     data = place_data(data, None)
     splits = place_data(dataclasses.replace(held, examples={}, tables={}), None)
     return data, dataclasses.replace(splits, examples=data.examples, tables=data.tables)
+
+
+def with_model(config: Config, extras: Extras) -> Config:
+    """The configuration with the model that it leaves to the kind of the data."""
+    return config if config.model.model is not None else config.replace(model=DEFAULTS[extras.source.kind])
 
 
 def with_local_work(fed: Federation, config: Config) -> Federation:

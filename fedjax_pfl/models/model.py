@@ -48,6 +48,12 @@ class Model:
     features, classify: ``(variables, x, *, mask, key, train) -> (z, variables)`` and ``(variables, z) -> scores``,
         or None where the model has no head that can be told apart.
     head: the predicate on names that tells the head from the body.
+    private: the predicate on names of variables that have a meaning of their own at each client and so never leave it.
+    fit: ``(variables, facts) -> variables``, fits newly initialised variables of one client to its data set, of which
+        the facts are ``labels`` and ``classes``, scalar integers; or None.
+    related: ``name -> Model``, other members of the same family (``structure``, ``two_stream``), or None.
+    accumulate: ``(parameters, x, y, loss, *, mask, key) -> (total, gradient)`` of the losses of all real samples in
+        training mode, summed, for models that take a batch in parts; or None. The gradient of ``apply`` is the same.
     """
 
     name: str
@@ -56,6 +62,10 @@ class Model:
     head: Predicate
     features: Callable[..., tuple[Array, Variables]] | None = None
     classify: Callable[[Variables, Array], Array] | None = None
+    private: Predicate = lambda name: False
+    fit: Callable[[Variables, Mapping[str, Array]], Variables] | None = None
+    related: Callable[[str], Model] | None = None
+    accumulate: Callable[..., tuple[Array, Variables]] | None = None
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Name, shape and dtype of every variable, without running the model."""

@@ -7,8 +7,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
-
+from fedjax_pfl.models.graph_family import graph_family
 from fedjax_pfl.models.model import Model, flax_model
 from fedjax_pfl.models.resnet import resnet8, resnet18
 from fedjax_pfl.models.sequence import HARCNN, CharLSTM
@@ -20,20 +19,35 @@ from fedjax_pfl.models.vision import FedAvgCNN, LeNet5, PflCNN
 class ModelEntry:
     """One row of the registry.
 
-    module: called as ``module(num_classes, **options)``, a Flax module whose head is called ``head``.
+    module: called as ``module(num_classes, **options)``, a Flax module whose head is called ``head``; for graphs a
+        function ``(num_classes, sample, head=, **options) -> Model``.
     options: names of the options that it takes besides the number of classes.
     kind: what it is given: ``array``, ``tokens`` or ``graph`` (see ``Source.kind``).
     """
 
     name: str
     description: str
-    module: Callable[..., nn.Module]
+    module: Callable[..., Any]
     options: tuple[str, ...] = ()
     kind: str = "array"
 
 
 _POOLED = ("activation", "pool")
 _RESIDUAL = ("norm", "norm_groups", "width")
+_GRAPH = ("layers", "hidden", "drop", "pool")
+DEFAULTS = {"array": "mlp", "tokens": "char_lstm", "graph": "gin"}  # the model of a kind of data
+
+
+def _graph(layer: str) -> Callable[..., Model]:
+    def build(num_classes: int, sample: Any, *, head: str, **options: Any) -> Model:
+        widths = options.pop("hidden", (64,))
+        if len(widths) != 1:
+            raise ValueError(f"model {layer} has layers of one width: give one number as hidden, found {list(widths)}")
+        changed = {"dropout": options.pop("drop")} if "drop" in options else {}
+        return graph_family(layer, num_classes, sample, head=head, hidden=widths[0], **options, **changed)
+
+    return build
+
 
 MODELS: dict[str, ModelEntry] = {
     entry.name: entry
@@ -53,6 +67,15 @@ MODELS: dict[str, ModelEntry] = {
             CharLSTM,
             ("vocabulary", "embedding", "hidden"),
             "tokens",
+        ),
+        *(
+            ModelEntry(name, f"graphs: {what}, 3 layers of 64, sum over nodes, dense 64", _graph(name), _GRAPH, "graph")
+            for name, what in (
+                ("gin", "isomorphism network, each layer an MLP"),
+                ("gcn", "graph convolution"),
+                ("graphsage", "mean of the neighbours"),
+                ("gat", "attention, one head"),
+            )
         ),
     )
 }
@@ -85,13 +108,19 @@ def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head",
             takes = ", ".join(entry.options) or "none"
             raise ValueError(f"model {entry.name} takes no option {key!r}; its options: {takes}")
     _check_sizes(given)
+    if entry.kind == "graph":
+        return entry.module(num_classes, sample, head=head, **given)
+    if given.get("pool") == "sum":
+        raise ValueError(f"pool of {entry.name} must be max or mean, found sum")
     return flax_model(entry.module(num_classes, **given), sample, head=head, name=entry.name)
 
 
 def _check_sizes(options: dict[str, Any]) -> None:
     if any(width < 1 for width in options.get("hidden", ())):
         raise ValueError(f"hidden widths must be at least 1, found {list(options['hidden'])}")
-    for name in ("norm_groups", "width", "embedding", "vocabulary"):
+    if not 0 <= options.get("drop", 0) < 1:
+        raise ValueError(f"drop must be in [0, 1), found {options['drop']}")
+    for name in ("norm_groups", "width", "embedding", "vocabulary", "layers"):
         if options.get(name, 1) < 1:
             raise ValueError(f"{name} must be at least 1, found {options[name]}")
 

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_pfl.data.archives import open_files
+from fedjax_pfl.data.budgets import budgets_for
 from fedjax_pfl.data.checks import unknown_name
-from fedjax_pfl.data.sources.base import Source, SourceEntry
+from fedjax_pfl.data.encodings import cached_walk, degree_index
+from fedjax_pfl.data.graphs import GraphReader
+from fedjax_pfl.data.sources.base import Source, SourceEntry, parse_options
 from fedjax_pfl.data.sources.cache import cache_folder
 from fedjax_pfl.data.sources.fetch import fetch
 from fedjax_pfl.data.sources.finding import find_any
@@ -25,18 +28,21 @@ GROUPS = {"ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL}
 DEGREES = {"COLLAB": 491, "COLLAB_500": 491, "IMDB-BINARY": 135, "IMDB-MULTI": 88}  # the largest of each whole set
 ADDRESS = "https://www.chrsmrrs.com/graphkerneldatasets/"
 LARGEST = 2**31 - 1
+ATTRIBUTES = ",attributes"
 
 
 def _tu(argument: str, data_dir: Path | None) -> Source:
-    """``x (n, 4)`` int32: a graph's first node, number of nodes, first edge and number of edges in the tables.
+    """``x (n, 5)`` int32: a graph's first node, nodes, first edge and edges in the tables, and its data set's number.
 
     y: the class within its data set, 0, 1, ... in the order of the published labels; ``num_classes`` is the largest.
     tables: ``senders``, ``receivers (E,)`` int32, node numbers within the graph, both directions as published;
     ``node_label (N,)`` int32, 0, 1, ... in the order of the set's labels, and for sets without labels the degree
-    (entries of a node as sender), at most the largest degree of the published set; ``node_attributes (N, F)`` float32
-    for a single set that has them; ``labels_of_dataset``, ``classes_of_dataset (D,)`` int32.
+    (entries of a node as sender), at most the largest degree of the published set; ``walk (N, 16)`` float32 and
+    ``degree (N,)`` int32, see ``data.encodings``; ``labels_of_dataset``, ``classes_of_dataset (D,)`` int32; with the
+    option ``attributes`` ``node_attributes (N, F)`` float32, for a single set that has them.
     Several sets are a client each, unless partitioned otherwise.
     """
+    argument, attributes = _options(argument)
     names = _names(argument)
     places = [_find(name, data_dir) for name in names]
     titles = tuple(name if name in GROUPS["MIX"] else Path(name).stem for name in names)
@@ -45,23 +51,44 @@ def _tu(argument: str, data_dir: Path | None) -> Source:
     sets = [_read(place) for place in places]
     x = _places(sets, argument)
     classes, y = zip(*(_ranked(one.label) for one in sets), strict=True)
-    labels, node_label = zip(*(_node_labels(one, title) for one, title in zip(sets, titles, strict=True)), strict=True)
-    tables = {
-        "senders": _concatenated([one.senders for one in sets]),
-        "receivers": _concatenated([one.receivers for one in sets]),
-        "node_label": _concatenated(list(node_label)),
-        "labels_of_dataset": np.array(labels, np.int32),
-        "classes_of_dataset": np.array(classes, np.int32),
-    }
-    if len(sets) == 1 and sets[0].attributes is not None:
-        tables["node_attributes"] = sets[0].attributes
+    tables = _tables(sets, titles) | {"classes_of_dataset": np.array(classes, np.int32)}
+    if attributes:
+        tables["node_attributes"] = _attributes(sets, argument)
     several = len(sets) > 1
     dataset = np.repeat(np.arange(len(sets), dtype=np.int32), [len(one.label) for one in sets]) if several else None
     return Source(
-        f"tu:{argument}", x, _concatenated(list(y)), max(classes), dataset, kind="graph", tables=tables,
-        dataset=dataset, datasets=titles if several else (), licence=TU.licence,
-        where=", ".join(str(place) for place in places),
+        f"tu:{argument}{ATTRIBUTES if attributes else ''}", x, _concatenated(list(y)), max(classes), dataset,
+        kind="graph", tables=tables, reader=GraphReader(budgets_for(x)), dataset=dataset,
+        datasets=titles if several else (), licence=TU.licence, where=", ".join(str(place) for place in places),
     )  # fmt: skip
+
+
+def _tables(sets: list[Graphs], titles: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """What all graphs have in common, of all sets one behind the other."""
+    labels, node_label = zip(*(_node_labels(one, title) for one, title in zip(sets, titles, strict=True)), strict=True)
+    rows = [_places([one], title) for one, title in zip(sets, titles, strict=True)]
+    walk = [cached_walk(x, one.senders, one.receivers, _cache()) for x, one in zip(rows, sets, strict=True)]
+    degree = [degree_index(x, one.senders) for x, one in zip(rows, sets, strict=True)]
+    return {
+        "senders": _concatenated([one.senders for one in sets]),
+        "receivers": _concatenated([one.receivers for one in sets]),
+        "node_label": _concatenated(list(node_label)),
+        "walk": _concatenated(walk),
+        "degree": _concatenated(degree),
+        "labels_of_dataset": np.array(labels, np.int32),
+    }
+
+
+def _options(argument: str) -> tuple[str, bool]:
+    """The argument without its option, and whether that is given."""
+    names, *items = argument.split(",")
+    return names, "attributes" in parse_options(items, ("attributes",), "tu")
+
+
+def _attributes(sets: list[Graphs], argument: str) -> np.ndarray:
+    if len(sets) > 1 or sets[0].attributes is None:
+        raise ValueError(f"tu:{argument}{ATTRIBUTES}: only a single data set that has node attributes can give them")
+    return sets[0].attributes
 
 
 def _names(argument: str) -> list[str]:
@@ -118,11 +145,13 @@ def _read(place: Path) -> Graphs:
 
 
 def _places(sets: list[Graphs], argument: str) -> np.ndarray:
-    """First node, nodes, first edge and edges of all graphs: ``(n, 4)`` int32."""
+    """First node, nodes, first edge, edges and data set of all graphs: ``(n, 5)`` int32."""
     nodes, edges = (np.concatenate(leaves) for leaves in ([one.nodes for one in sets], [one.edges for one in sets]))
     if max(nodes.sum(), edges.sum()) > LARGEST:
         raise ValueError(f"tu:{argument} has more than {LARGEST} nodes or edges: name fewer data sets")
-    return np.stack([np.cumsum(nodes) - nodes, nodes, np.cumsum(edges) - edges, edges], 1).astype(np.int32)
+    dataset = np.repeat(np.arange(len(sets)), [len(one.nodes) for one in sets])
+    columns = [np.cumsum(nodes) - nodes, nodes, np.cumsum(edges) - edges, edges, dataset]
+    return np.stack(columns, 1).astype(np.int32)
 
 
 def _ranked(values: np.ndarray) -> tuple[int, np.ndarray]:
@@ -146,7 +175,7 @@ def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
 
 TU = SourceEntry(
     "tu",
-    "tu:NAME[+NAME...]",
+    "tu:NAME[+NAME...][,attributes]",
     f"graphs of the TUDataset collection: {', '.join(GROUPS['MIX'])}, a folder or zip, or {', '.join(GROUPS)}",
     "none stated for most; cite the sources (see TUDataset)",
     _tu,
