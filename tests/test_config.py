@@ -82,8 +82,8 @@ def test_own_options_do_not_hide_common_ones() -> None:
 
 def test_defaults_are_those_of_the_documentation() -> None:
     expected = {
-        "data": "digits", "partition": "dirichlet", "alpha": 0.1, "clients": None, "rounds": 50, "join_ratio": 1.0,
-        "local_epochs": 1, "batch_size": 10, "lr": 0.05, "model": "mlp", "seed": 0, "seeds": 1, "eval_every": 5,
+        "data": "digits", "partition": None, "alpha": 0.1, "clients": None, "rounds": 50, "join_ratio": 1.0,
+        "local_epochs": 1, "batch_size": 10, "lr": 0.05, "model": None, "seed": 0, "seeds": 1, "eval_every": 5,
     }  # fmt: skip
     flat = Config().flat()
     assert {name: flat[name] for name in expected} == expected

@@ -63,7 +63,7 @@ def initial_rows(
     """All clients start from one initial model: bodies, heads, optimiser states or None, leaves ``(slots, ...)``."""
     variables = fed.model.init(key)
     optimizer = fed.optimizer(env.hyper["lr"]).init(partition(variables, is_trainable)[0]) if keep_optimizer else None
-    return tree.broadcast((*split(fed, variables), optimizer), env.data.slots)
+    return (*split(fed, fed.initial_rows(env, variables)), tree.broadcast(optimizer, env.data.slots))
 
 
 def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:

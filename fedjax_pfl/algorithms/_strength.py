@@ -248,7 +248,7 @@ def head_kernel(fed: Federation, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> 
     Raises:
         ValueError: the head is not one dense layer with a bias.
     """
-    head = {name: leaf for name, leaf in shapes.items() if fed.model.head(name)}
+    head = {name: leaf for name, leaf in shapes.items() if fed.model.head(name) and not fed.stays(name)}
     by_rank = {len(leaf.shape): leaf for leaf in head.values()}
     if len(head) != 2 or set(by_rank) != {1, 2}:
         found = ", ".join(f"{name} {leaf.shape}" for name, leaf in head.items()) or "none"

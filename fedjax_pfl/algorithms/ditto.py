@@ -64,7 +64,7 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
     def init(env: Env, key: jax.Array) -> State:
         variables = fed.model.init(key)
         private, shared = partition(variables, fed.stays)
-        v, private = tree.broadcast((variables, private), env.data.slots)
+        v, private = fed.initial_rows(env, variables), fed.initial_rows(env, private)
         return State(shared, v, private or None)
 
     def begin(client: Client, row: Any, common: Any) -> tuple[local.Training, local.Training]:

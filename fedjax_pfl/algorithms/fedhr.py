@@ -125,7 +125,7 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
         agent, pending = strength.init(jax.random.fold_in(key, 2), slots)
         zero = jnp.zeros((), jnp.result_type(float))
         return State(
-            shared, (phi, trained.init(phi)), agent, zero, tree.broadcast(shared, slots),
+            shared, (phi, trained.init(phi)), agent, zero, fed.initial_rows(env, shared),
             (v, jax.vmap(trained.init)(v)), jnp.zeros(slots, zero.dtype), pending,
         )  # fmt: skip
 

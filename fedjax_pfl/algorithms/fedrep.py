@@ -61,7 +61,7 @@ def fedrep(fed: Federation, options: Options = Options()) -> Algorithm:
 
     def init(env: Env, key: jax.Array) -> State:
         theta, phi = split(fed, fed.model.init(key))
-        return State(theta, tree.broadcast(phi, env.data.slots))
+        return State(theta, fed.initial_rows(env, phi))
 
     def begin(fed: Federation) -> Any:
         return lambda client, phi, common: local.begin(fed, common[1], common[0] | phi)

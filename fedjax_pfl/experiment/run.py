@@ -18,7 +18,7 @@ from fedjax_pfl.experiment.environment import environment, float64
 from fedjax_pfl.experiment.record import Recorder
 from fedjax_pfl.experiment.resuming import check_partition, stored_config, with_own_partition
 from fedjax_pfl.experiment.session import Outcome, Session
-from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, with_local_work, with_model
+from fedjax_pfl.experiment.setup import Extras, build_algorithm, build_federation, completed, with_local_work
 
 
 class Prepared(NamedTuple):
@@ -44,7 +44,7 @@ def prepare(config: Config, beside: Prepared | None = None) -> Prepared:
         fed, extras = build_federation(config)
     else:
         fed, extras = with_local_work(beside.fed, config), beside.extras
-    config = with_model(config, extras)
+    config = completed(config, extras)
     algorithm = build_algorithm(config, fed)
     if extras.unseen is not None:
         require_newcomer(algorithm)
@@ -68,7 +68,7 @@ def run_experiment(
     if out is not None:
         files.refuse_existing(out)
     prepared = prepared or prepare(config)
-    config = prepared.config  # complete: with the model that the data asks for
+    config = prepared.config  # complete: with the model and the partition that the data asks for
     predicted = _announce(prepared, display)
     path = files.create(out, f"{config.data.data.partition(':')[0].replace('/', '-')}-{config.algorithm}")
     display.note(f"writing to {path}")

@@ -16,8 +16,8 @@ class DataConfig:
     """Data source, such as digits, cifar10, mnist-idx:DIR or csv:FILE,label=NAME (see: list data)."""
     data_dir: str | None = None
     """Folder in which files of data are looked for; nothing is downloaded then."""
-    partition: str = "dirichlet"
-    """How samples are dealt to clients (see: list partitions)."""
+    partition: str | None = None
+    """How samples are dealt to clients (see: list partitions; default: dirichlet, or natural for several data sets)."""
     clients: int | None = None
     """Number of clients, those held out included (default: 20, or all that the source has of its own)."""
     partition_seed: int = 0

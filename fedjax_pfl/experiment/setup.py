@@ -72,9 +72,13 @@ def _placed(
     return data, dataclasses.replace(splits, examples=data.examples, tables=data.tables)
 
 
-def with_model(config: Config, extras: Extras) -> Config:
-    """The configuration with the model that it leaves to the kind of the data."""
-    return config if config.model.model is not None else config.replace(model=DEFAULTS[extras.source.kind])
+def completed(config: Config, extras: Extras) -> Config:
+    """The configuration with the model and the partition that it leaves to the data."""
+    if config.model.model is None:
+        config = config.replace(model=DEFAULTS[extras.source.kind])
+    if config.data.partition is None and config.data.partition_file is None:
+        config = config.replace(partition=extras.partition.config.method)
+    return config
 
 
 def with_local_work(fed: Federation, config: Config) -> Federation:
@@ -114,13 +118,16 @@ def schedule(training: TrainingConfig, rounds: int) -> Callable[[jax.Array], jax
 def load_data(config: Config) -> Extras:
     """The source of a configuration, and who has which of its samples; no model is built."""
     data = config.data
-    options = PartitionConfig(data.partition, data.clients, data.partition_seed, **vars(config.partition))
+    method = data.partition or PartitionConfig.method
+    options = PartitionConfig(method, data.clients, data.partition_seed, **vars(config.partition))
     check_config(options)
     if data.partition_file is not None:
         Partition.load(data.partition_file)  # what is wrong with it is told before the data is loaded
     source = load(data.data, data.data_dir)
     if data.partition_file is not None:
         return Extras(source, Partition.load(data.partition_file, source.y))
+    if data.partition is None and len(source.datasets) > 1:
+        options = dataclasses.replace(options, method="natural")
     return Extras(source, make_partition(source, options))
 
 
