@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 
 from fedjax_pfl.experiment import plots
 from fedjax_pfl.experiment.plots import MAX_DOTS, _density
-from fedjax_pfl.experiment.plots.curves import MAX_POINTS, _apart
+from fedjax_pfl.experiment.plots.clusters import MAX_BARS, plot_clusters
+from fedjax_pfl.experiment.plots.curves import MAX_POINTS, _apart, plot_choices
 from fedjax_pfl.experiment.plots.partition import MAX_CELLS, grouped_means
 from fedjax_pfl.experiment.plots.style import DASHES, PALETTE, inline_svg, looks_of, printable, quantity
+from fedjax_pfl.experiment.plots.topology import FEW, layout, plot_topology
 
 RNG = np.random.default_rng(0)
 GROUPS = np.array([0, 1, 2, 0, 1, 2, 0, 1])
@@ -194,3 +196,96 @@ def test_embeddings_of_alike_clients_are_neighbours() -> None:
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["4", "7", "9"]
     with pytest.raises(ValueError, match="at least 5 clients"):
         flattened(embedding[:4])
+
+
+def on_a_line(places: list[float]) -> np.ndarray:
+    """Distances of clients on a line, infinite on the diagonal."""
+    d = np.abs(np.subtract.outer(places, places)).astype(float)
+    return np.where(np.eye(len(d), dtype=bool), np.inf, d)
+
+
+def test_topology_draws_the_shortest_path_and_tells_its_length() -> None:
+    d = on_a_line([0.0, 1.0, 2.5, 9.0])
+    d[0, 2] = d[2, 0] = 4.0  # dearer than by way of 1
+    ax = Figure().subplots()
+    ends = np.array([[0, 2], [-1, -1]])
+    plot_topology(d, np.array([0, 0, 1, -1]), ends, ["A", "B", "C", "D"], ax)
+    dots = np.concatenate([np.asarray(one.get_offsets()) for one in ax.collections if one.get_label()[0] != "_"])
+    by_name = {text.get_text(): text.xy for text in ax.texts}  # type: ignore[attr-defined]
+    assert sorted(map(tuple, dots)) == sorted(map(tuple, by_name.values()))
+    (path,) = ax.lines
+    np.testing.assert_array_equal(path.get_xydata(), [by_name[name] for name in "ABC"])
+    told = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert told == ["A \N{RIGHTWARDS ARROW} C: length 2.5, 2 edges", "no cluster (1)", "cluster 1 (2)", "cluster 2 (1)"]
+
+
+@pytest.mark.parametrize("clients", [2, 3, 13, 50])
+def test_near_clients_lie_near_each_other(clients: int) -> None:
+    group = np.arange(clients) % 2
+    noise = np.abs(np.subtract.outer(RNG.uniform(size=clients), RNG.uniform(size=clients)))
+    d = np.where(group[:, None] == group, 0.01, 1.0) + 0.05 * (noise + noise.T)
+    d[np.diag_indices(clients)] = np.inf
+    places = layout(d)
+    np.testing.assert_array_equal(places, layout(d))
+    apart = np.linalg.norm(places[:, None] - places, axis=-1)
+    assert apart[~np.eye(clients, dtype=bool)].min() > 0.05 * apart.max()  # none hides another
+    if clients > 3:
+        assert (group[np.where(np.eye(clients), np.inf, apart).argmin(1)] == group).all()
+    figure = plot_topology(d, group)
+    edges = figure.axes[0].collections[0].get_segments()  # type: ignore[attr-defined]
+    assert len(edges) <= clients * (3 if clients <= FEW else 2)
+    assert len(figure.axes[0].texts) == clients
+
+
+def test_topology_without_clients_that_have_no_edge() -> None:
+    d = np.full((5, 5), np.inf)
+    d[1, 4] = d[4, 1] = 0.0
+    ax = Figure().subplots()
+    plot_topology(d, ends=np.array([[0, 1], [1, 4]]), ax=ax)
+    assert [text.get_text() for text in ax.texts] == ["1", "4"]
+    assert len(ax.lines) == 1  # there is no path from 0 to 1
+
+
+def test_bad_topologies() -> None:
+    good = on_a_line([0.0, 1.0, 3.0])
+    with pytest.raises(ValueError, match=r"square matrix .* found shape \(2, 3\)"):
+        plot_topology(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="not be negative or NaN"):
+        plot_topology(np.where(good == 1, np.nan, good))
+    with pytest.raises(ValueError, match="must be symmetric"):
+        plot_topology(np.triu(good, 1))
+    with pytest.raises(ValueError, match=r"3 clients need as many clusters and names, found \(2,\)"):
+        plot_topology(good, np.zeros(2, int))
+    with pytest.raises(ValueError, match="pairs of clients below 3"):
+        plot_topology(good, ends=np.array([[0, 3]]))
+    with pytest.raises(ValueError, match="2 to 200 clients with an edge, found 0"):
+        plot_topology(np.full((3, 3), np.inf))
+    with pytest.raises(ValueError, match=r"vector \(clients,\), found \(2, 2\)"):
+        plot_clusters(np.zeros((2, 2), int))
+
+
+def test_bars_of_clusters() -> None:
+    ax = Figure().subplots()
+    plot_clusters(np.array([2, 0, 2, -1, 2]), list("abcde"), ax)
+    assert [bar.get_width() for bar in ax.patches] == [1, 1, 3]  # type: ignore[attr-defined]
+    assert [text.get_text() for text in ax.texts] == ["d", "b", "a, c, e"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["none", "cluster 1", "cluster 3"]
+    many = Figure().subplots()
+    plot_clusters(np.append(np.arange(300), 299), ax=many)
+    assert len(many.patches) == MAX_BARS
+    assert many.patches[-1].get_width() == 2  # type: ignore[attr-defined]
+
+
+def test_choices_are_dots_with_counts() -> None:
+    ax = Figure().subplots()
+    values = np.array([0.1, 0.5, np.nan, 0.1])
+    plot_choices({"a": (np.arange(4), values)}, ax)
+    assert [text.get_text() for text in ax.texts] == ["2\N{MULTIPLICATION SIGN}", "1\N{MULTIPLICATION SIGN}"]
+    np.testing.assert_array_equal(ax.get_yticks(), [0.1, 0.5])
+    long = Figure().subplots()
+    one = (np.arange(5000), np.tile([0.1, 0.9], 2500))
+    plot_choices({"a": one, "b": one}, long)
+    first, second = (np.asarray(dots.get_offsets()) for dots in long.collections)
+    assert len(first) <= MAX_POINTS
+    assert 0 < (second - first)[:, 1].min() < 0.8 / 4  # side by side, nearer than the next choice
+    assert not long.texts

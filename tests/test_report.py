@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_pfl.evaluation import summary
+from fedjax_pfl.data import Partition, PartitionConfig, Source
+from fedjax_pfl.engine.simulation import Record
+from fedjax_pfl.evaluation import Scores, summary
+from fedjax_pfl.experiment.config import Config
+from fedjax_pfl.experiment.record import Recorder
 from fedjax_pfl.experiment.report import write_report
 from fedjax_pfl.experiment.report.folder import read_run, read_runs
 from fedjax_pfl.experiment.report.tables import MAX_ROWS
+from fedjax_pfl.experiment.summary import results
 
 CLASSES = 10
 EVIL = "<script>alert(1)</script>\"&'$x_{$"
@@ -326,9 +331,132 @@ def test_no_folder(tmp_path: Path) -> None:
         write_report([tmp_path / "nowhere"], tmp_path, "x")
 
 
+def graph_run(folder: Path, algorithm: str = "fedgcf", **arrays: np.ndarray) -> Path:
+    """A run of 5 clients on three data sets, the last client with samples of two of them, with more arrays."""
+    kinds = {"received": {"mean": 0.5, "std_over_seeds": 0.01}, "personal": {"mean": 0.625, "std_over_seeds": 0.02}}
+    none = {kind: {"mean": None, "std_over_seeds": None} for kind in kinds}
+    names = ["MUTAG", "BZR", EVIL, "BZR", None]
+    sets = {"MUTAG": kinds, "BZR": kinds | {"personal": {"mean": 0.875, "std_over_seeds": 0.0}}, EVIL: none}
+    mean = {"personal": {"mean": 0.75, "std_over_seeds": 0.03}}
+    write_run(folder, algorithm, clients=5, dataset_of_client=names, datasets=sets, datasets_mean=mean)
+    with np.load(folder / "arrays.npz") as found:
+        np.savez(folder / "arrays.npz", **(dict(found) | arrays))
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for row in rows if "topology" in arrays else ():
+        row |= {f"arm0.{k}": row["round"] * k for k in (1, 3, 5)} | {f"cluster{k}": k for k in range(1, 13)}
+        row |= {"ratio": 0.1 if row["round"] < 4 else 0.5}
+    write_lines(folder / "rounds.jsonl", rows)
+    return folder
+
+
+def graph_arrays() -> Arrays:
+    """Of two seeds; the last client did not report."""
+    d = np.full((2, 5, 5), np.inf)
+    d[:, :4, :4] = 1.0
+    d[:, 0, 2] = d[:, 2, 0] = 3.0  # a path over another client is shorter
+    clusters = np.array([[0, 0, 1, 2, -1]] * 2)
+    return {"topology": d, "cluster": clusters, "path_ends": np.array([[[0, 2], [-1, -1]]] * 2)}
+
+
+def test_accuracy_by_data_set(tmp_path: Path) -> None:
+    other = write_run(tmp_path / "b", "fedavg", clients=5)
+    text = write_report([graph_run(tmp_path / "a"), other], tmp_path / "out", "x").read_text("utf-8")
+    card = text[text.index("<h3>By data set</h3>") : text.index("All summaries")]
+    cells = re.findall(r'<td data-value="([^"]*)">', card)
+    assert cells == ["0.625", "0.875", "", "0.75", "", "", "", ""]
+    assert "62.5 <" in card
+    assert "\N{PLUS-MINUS SIGN}2.0" in card
+    assert "samples of several data sets (1) are left out" in card
+    assert text.count('<th scope="col">MUTAG</th>') == 2  # received as well, folded away
+    assert "<td>MUTAG</td>" in text
+    assert "<td>several</td>" in text
+    assert Page(text).scripts == 1
+
+
+def test_clients_as_a_graph_and_as_bars(tmp_path: Path) -> None:
+    first = graph_run(tmp_path / "a", **graph_arrays())
+    second = graph_run(tmp_path / "b", "gcfl", cluster=np.array([[0, 1, 0, 0, 1]] * 2))
+    path = write_report([first, second], tmp_path / "out", "x")
+    text = path.read_text("utf-8")
+    assert {file.name for file in path.parent.glob("figures/topology*")} == {"topology-1.png", "topology-2.png"}
+    section = text[text.index('<section id="topology"') : text.index('<section id="communication"')]
+    for told in ("MUTAG", "BZR 1", "BZR 3", "cluster 3 (1)", "length 2, 2 edges", "in the last round of seed 0",
+                 "Left out: 1 client without an edge, for want of a report", "BZR 1, 4", "2 in all."):  # fmt: skip
+        assert told in section
+    assert "<script>" not in section
+
+
+def test_many_series_share_a_panel(tmp_path: Path) -> None:
+    runs = [graph_run(tmp_path / name, name, **graph_arrays()) for name in ("one", "two")]
+    alone, both = (write_report(r, tmp_path / f"out{len(r)}", "x").read_text("utf-8") for r in (runs[:1], runs))
+    head = "Small multiples over rounds: training loss, plays of each arm"
+    assert f'{head}, clients in each cluster (10 of 12), ratio in every round"' in alone
+    assert f"{head}: one, plays of each arm: two, clients in each cluster (10 of 12): one" in both
+    assert "arm0.1" not in alone
+    assert "3\N{MULTIPLICATION SIGN}" in alone
+    assert "7\N{MULTIPLICATION SIGN}" in alone
+    assert "how often each was taken" not in both
+
+
+@pytest.mark.parametrize(
+    "bad", [{"topology": np.zeros((2, 5, 4))}, {"cluster": np.zeros(5, int)}, {"path_ends": np.full((2, 1, 2), 5)}]
+)
+def test_damaged_topology_names_the_folder(tmp_path: Path, bad: Arrays) -> None:
+    folder = graph_run(tmp_path / "the-run", **(graph_arrays() | bad))
+    with pytest.raises(ValueError, match=r"the-run: arrays.npz is damaged"):
+        write_report([folder], tmp_path / "out", "x")
+
+
+def test_no_graph_before_the_first_round(tmp_path: Path) -> None:
+    nothing = {"topology": np.full((2, 5, 5), np.inf), "cluster": np.full((2, 5), -1)}
+    folder = graph_run(tmp_path / "a", **nothing)
+    assert 'id="topology"' not in write_report([folder], tmp_path / "out", "x").read_text("utf-8")
+
+
+def test_equal_results_are_told_as_equal(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, name) for name in ("aa", "bb", "cc")]
+    text = write_report(runs, tmp_path / "out", "x").read_text("utf-8")
+    assert "aa, bb and cc have the same highest mean test accuracy" in text
+    assert "follows with" not in text
+
+
+def recorded(path: Path, sets: list[list[int]]) -> dict[str, Any]:
+    """Results of two seeds of clients whose only test samples are from these data sets of three."""
+    accuracy = np.array([[0.5, 1.0, 0.25, np.nan][: len(sets)], [0.5, 0.5, 0.75, np.nan][: len(sets)]])
+    dataset = np.array([one for own in sets for one in own], np.int32)
+    rows = np.split(np.arange(len(dataset)), np.cumsum([len(own) for own in sets])[:-1])
+    train, test = tuple(part[:1] for part in rows), tuple(part[1:] for part in rows)
+    y = np.zeros(len(dataset), np.int32)
+    empty = tuple(part[:0] for part in rows)
+    partition = Partition(PartitionConfig("natural"), len(y), train, empty, test)
+    source = Source("s", np.zeros((len(y), 1), np.float32), y, 2, dataset=dataset, datasets=("A", "B", "C"))
+    recorder = Recorder(path, [0, 1], partition, (1, 1))
+    recorder.records.append(Record(0, {"test": {"personal": Scores(accuracy, accuracy)}}))
+    return results(Config(), recorder, source, partition)
+
+
+def test_summary_by_data_set(tmp_path: Path) -> None:
+    found = recorded(tmp_path, [[0, 0], [0, 0, 0, 0], [1, 1, 1], [2]])
+    assert found["dataset_of_client"] == ["A", "A", "B", "C"]
+    a, b = [(0.5 + 3 * 1.0) / 4, (0.5 + 3 * 0.5) / 4], [0.25, 0.75]  # client 1 has three test samples, client 0 one
+    assert found["datasets"]["A"]["personal"]["per_seed"] == pytest.approx(a)
+    assert found["datasets"]["A"]["personal"]["mean"] == pytest.approx(np.mean(a))
+    assert found["datasets"]["B"]["personal"]["std_over_seeds"] == pytest.approx(0.25)
+    assert np.isnan(found["datasets"]["C"]["personal"]["mean"])  # no test samples: absent, and not in the mean
+    assert found["datasets_mean"]["personal"]["per_seed"] == pytest.approx((np.array(a) + b) / 2)
+    assert found["datasets_mean"]["personal"]["std_over_seeds"] == pytest.approx(abs(a[0] + b[0] - a[1] - b[1]) / 4)
+
+
+def test_clients_of_several_data_sets_are_in_none(tmp_path: Path) -> None:
+    found = recorded(tmp_path, [[0, 0], [0, 1, 1, 0], [1, 1, 1]])
+    assert found["dataset_of_client"] == ["A", None, "B"]
+    assert found["datasets"]["A"]["personal"]["per_seed"] == [0.5, 0.5]
+    assert found["datasets"]["B"]["personal"]["per_seed"] == [0.25, 0.75]
+
+
 def test_import_leaves_matplotlib_alone() -> None:
     code = (
         "import sys; from fedjax_pfl.experiment import plots, report; "
-        "sys.exit(sum(name in sys.modules for name in ('matplotlib', 'scipy.cluster')))"
+        "sys.exit(sum(name in sys.modules for name in ('matplotlib', 'scipy.cluster', 'networkx')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

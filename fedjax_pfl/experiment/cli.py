@@ -15,6 +15,7 @@ from fedjax_pfl.experiment.config import Config
 from fedjax_pfl.experiment.console import (
     Display,
     comparison_table,
+    dataset_table,
     make_console,
     results_table,
     speed_text,
@@ -127,6 +128,8 @@ def run_command(tokens: list[str]) -> int:
         outcome = run.run_experiment(config, output.out, display=display, command=command)
     if any(outcome.summary["test"].values()):
         display.console.print(results_table(outcome.summary))
+    if (by_data_set := dataset_table([(outcome.summary["algorithm"], outcome.summary)])) is not None:
+        display.console.print(by_data_set)
     for text in filter(None, (target_text(outcome.summary), unseen_text(outcome.summary), speed_text(outcome.summary))):
         display.note(text, "")
     return _end(display, outcome.folder, [outcome.folder], outcome.code, command, "run", outcome.problem)
@@ -151,6 +154,8 @@ def compare_command(tokens: list[str]) -> int:
     else:
         outcome = compare.compare(specs or stored, base, output.out, display=display, command=command)
     display.console.print(comparison_table(outcome.rows))
+    if (by_data_set := dataset_table(outcome.rows)) is not None:
+        display.console.print(by_data_set)
     folders = [outcome.folder / name for name, _ in outcome.rows]
     return _end(display, outcome.folder, folders, outcome.code, command, "compare", None)
 

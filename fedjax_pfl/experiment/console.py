@@ -202,6 +202,30 @@ def comparison_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     return table
 
 
+def dataset_table(rows: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
+    """Test accuracy of the personal models, a row a data set, a column a run; None where all are on a single one."""
+    names = list(dict.fromkeys(name for _, summary in rows for name in summary.get("datasets") or ()))
+    if not names:
+        return None
+    table = Table(title="personal test accuracy by data set, mean and deviation over seeds", title_justify="left")
+    table.add_column("data set", no_wrap=True)
+    for label, _ in rows:
+        table.add_column(escape(label), justify="right")
+    for name in names:
+        cells = [_by_data_set((s.get("datasets") or {}).get(name), len(s["seeds"])) for _, s in rows]
+        table.add_row(escape(name), *cells)
+    table.add_section()
+    table.add_row("mean", *(_by_data_set(s.get("datasets_mean"), len(s["seeds"])) for _, s in rows))
+    return table
+
+
+def _by_data_set(found: dict[str, Any] | None, seeds: int) -> str:
+    one = (found or {}).get("personal") or {"mean": None}
+    if one["mean"] is None:
+        return ""
+    return f"{one['mean']:.4f}" + (f" ± {one['std_over_seeds']:.4f}" if seeds > 1 else "")
+
+
 def _to_target(found: dict[str, Any] | None, seeds: int) -> str:
     """Mean floats until the personal models reach the target; how many seeds did where not all."""
     floats = [one for one in (found or {}).get("personal", {}).get("floats", ()) if one is not None]

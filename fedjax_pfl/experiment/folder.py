@@ -14,7 +14,8 @@ per_client.npz      ``rounds`` (K,), ``seeds`` (S,), ``samples_train|validation|
 clients.csv         a row for every (seed, client) after the last round
 arrays.npz          what the algorithm shows of its last state, leaves (S, ...), ``label_histogram`` (M, C), and where
                     clients were held out ``unseen_before|after`` (S, H), their test accuracy
-summary.json        the results
+summary.json        the results; on several data sets also ``dataset_of_client``, ``datasets`` (test accuracy by data
+                    set and kind) and ``datasets_mean`` (the uniform mean over them)
 checkpoints/        the last two states
 report.html         the report; its figures as PNG are in figures/
 

@@ -31,7 +31,8 @@ class ModelConfig:
     """The model of every client."""
 
     model: str | None = None
-    """Name of the model (see: list models; default: mlp for arrays, char_lstm for symbols, gin for graphs)."""
+    """Name of the model (see: list models; default: mlp for arrays, char_lstm for symbols, gin for graphs, gcn
+    for nodes)."""
     hidden: tuple[int, ...] | None = None
     """Widths of the hidden layers of mlp (default: 200), harcnn (1024 512) and char_lstm (256 256), or the one width of
     all layers of a graph model (64)."""

@@ -161,7 +161,7 @@ class Session:
             "rounds_per_s": done / seconds, "client_steps_per_s": result.client_steps / seconds,
             "samples_per_s": result.samples / seconds,
         }  # fmt: skip
-        return results(self.config, self.recorder) | {
+        return results(self.config, self.recorder, self.extras.source, self.extras.partition) | {
             "data": self.extras.source.name, "partition_sha256": self.extras.partition.sha256, "timing": timing,
             "memory": {"predicted_bytes": self.predicted.total, "peak_bytes": peak, "peak_source": source},
             "status": status, "command": self.command,

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from fedjax_pfl.algorithms import get
 from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
 from fedjax_pfl.data.assign import check_config
+from fedjax_pfl.data.subgraphs import subgraphs
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.sharding import client_mesh, place_data
@@ -47,6 +48,8 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     source, partition, _ = extras = extras or load_data(config)
     name = config.model.model or DEFAULTS[source.kind]
     check_kind(name, source.kind, source.name)
+    if source.kind == "nodes" and find(name).kind == "graph":
+        source = subgraphs(source, partition)
     model = build_model(name, source.num_classes, source.sample(), **_model_options(config))
     participation = Participation(config.rounds.join_ratio, config.rounds.dropout, config.rounds.join_ratio_low)
     data, unseen = _placed(source, partition, config.machine.devices, mesh)

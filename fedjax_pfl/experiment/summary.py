@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.data import Partition, Source
 from fedjax_pfl.evaluation import KINDS, mean_over_clients
 from fedjax_pfl.experiment.config import Config
 from fedjax_pfl.experiment.record import Recorder, over_clients
@@ -16,8 +17,13 @@ MOST_FAILURES = 20
 HEADLINES = (*STATISTICS, "last_k_mean", "at_best_validation")
 
 
-def results(config: Config, recorder: Recorder) -> dict[str, Any]:
-    """What the evaluations and the rounds say; the parts on time and memory come from the run itself."""
+def results(
+    config: Config, recorder: Recorder, source: Source | None = None, partition: Partition | None = None
+) -> dict[str, Any]:
+    """What the evaluations and the rounds say; the parts on time and memory come from the run itself.
+
+    source, partition: what the run is on, for the accuracy by data set.
+    """
     return {
         "algorithm": config.algorithm,
         "options": dataclasses.asdict(config.options),
@@ -28,6 +34,7 @@ def results(config: Config, recorder: Recorder) -> dict[str, Any]:
         "clients_without_test_samples": int((recorder.samples["test"] == 0).sum()),
         "last_k": len(last_evaluations(recorder, config.rounds.last_k)),
         "test": {kind: accuracy_of(recorder, kind, config.rounds.last_k) for kind in KINDS},
+        **by_data_set(recorder, source, partition),
         "communication": communication(recorder),
         "target": target(recorder, config.rounds.target_accuracy),
         "failures": failures(recorder)[:MOST_FAILURES],
@@ -55,6 +62,35 @@ def accuracy_of(recorder: Recorder, kind: str, last_k: int) -> dict[str, Any] | 
     found["std_over_seeds"] = {name: float(np.std(values)) for name, values in lists.items()}
     found["best_validation_round"] = None if best is None else [recorder.records[k].round for k in best]
     return found
+
+
+def by_data_set(recorder: Recorder, source: Source | None, partition: Partition | None) -> dict[str, Any]:
+    """Test accuracy after the last round by data set; nothing where the source is a single one.
+
+    ``dataset_of_client``: the name of the only data set that a client has samples of, None where it has several; such
+    clients are in none of the figures. ``datasets``: ``name -> kind -> {mean, std_over_seeds, per_seed}``, the mean
+    over the data set's clients weighted by their test samples. ``datasets_mean``: ``kind -> ...``, the uniform mean
+    over the data sets that have test samples.
+    """
+    if source is None or partition is None or source.dataset is None or len(source.datasets) < 2:
+        return {}
+    own = [np.unique(source.dataset[rows]) for rows in partition.samples_of_clients()]
+    number = np.array([one[0] if len(one) == 1 else -1 for one in own])
+    names: list[str | None] = [source.datasets[i] if i >= 0 else None for i in number]
+    found: dict[str, Any] = {name: {} for name in source.datasets}
+    mean: dict[str, Any] = {}
+    for kind, scores in recorder.records[-1].scores.get("test", {}).items():
+        weights = [np.where(number == i, recorder.samples["test"], 0) for i in range(len(found))]
+        each = np.stack([mean_over_clients(np.asarray(scores.accuracy, np.float64), w) for w in weights])  # (D, S)
+        for name, values in zip(found, each, strict=True):
+            found[name][kind] = _over_seeds(values)
+        measured = ~np.isnan(each).all(1)
+        mean[kind] = _over_seeds(each[measured].mean(0) if measured.any() else each[0])
+    return {"dataset_of_client": names, "datasets": found, "datasets_mean": mean}
+
+
+def _over_seeds(values: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(values.mean()), "std_over_seeds": float(values.std()), "per_seed": values.tolist()}
 
 
 def last_evaluations(recorder: Recorder, last_k: int) -> list[int]:

@@ -31,6 +31,8 @@ Curve = tuple[np.ndarray, np.ndarray]
 Looks = Mapping[str, Look]
 MAX_POINTS = 240
 """Longer curves are averaged over neighbouring rounds."""
+MAX_TICKS = 8
+"""Up to this many choices each has a tick and a count of its own."""
 
 
 @styled
@@ -79,23 +81,23 @@ def _shorter(rounds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nda
     if len(rounds) <= MAX_POINTS:
         return rounds, values
     groups = np.array_split(np.arange(len(rounds)), MAX_POINTS)
-    return np.array([rounds[g].mean() for g in groups]), np.array([_mean(values[g].T) for g in groups])
+    return np.array([rounds[g].mean() for g in groups]), np.array([mean_present(values[g].T) for g in groups])
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
+def mean_present(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis, NaN left out; NaN where all are."""
     present = (~np.isnan(values)).sum(-1)
     return np.where(present > 0, np.nansum(values, axis=-1) / np.maximum(present, 1), np.nan)
 
 
 def _curve(ax: Axes, rounds: np.ndarray, values: np.ndarray, look: Look, shift: float) -> float | None:
-    mean = _mean(values)
+    mean = mean_present(values)
     kept = ~np.isnan(mean)
     if not kept.any():
         return None
     rounds, values, mean = rounds[kept], values[kept], mean[kept]
     step = max(1, len(rounds) // 8)
-    spread = np.sqrt(_mean((values - mean[:, None]) ** 2))
+    spread = np.sqrt(mean_present((values - mean[:, None]) ** 2))
     ax.plot(rounds, mean, color=look.colour, linestyle=look.dash, linewidth=1.7, marker=look.marker, markersize=4.2,
             markevery=(int(shift * step), step), markeredgecolor=SURFACE, markeredgewidth=0.6)  # fmt: skip
     if values.shape[1] > 1:
@@ -141,6 +143,47 @@ def _centre(block: Sequence[float]) -> float:
 
 
 @styled
+def plot_choices(
+    choices: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    ax: Axes | None = None,
+    title: str | None = None,
+    looks: Looks | None = None,
+) -> Figure:
+    """A value that takes few values, a dot a round; of a single label how often each was taken stands beside it.
+
+    choices: ``{label: (rounds (K,), values (K,))}``, NaN left out. Of more than 240 rounds every n-th is drawn.
+    """
+    ax = axes_or_new(ax, 3.4)
+    looks = looks or looks_of(choices)
+    taken = np.concatenate([np.asarray(values, float) for _, values in choices.values()] or [np.zeros(0)])
+    distinct, count = np.unique(np.round(taken[~np.isnan(taken)], 6), return_counts=True)
+    apart = float(np.diff(distinct).min()) / 4 if len(distinct) > 1 else 0.02
+    middle = (len(choices) - 1) / 2
+    for place, (label, (rounds, values)) in enumerate(choices.items()):
+        step, shift = max(1, -(-len(rounds) // MAX_POINTS)), (place - middle) / len(choices) * apart
+        ax.scatter(rounds[::step], np.asarray(values, float)[::step] + shift, s=14, linewidths=0,
+                   color=looks[label].colour, marker=looks[label].marker)  # fmt: skip
+    if len(distinct) <= MAX_TICKS:
+        ax.set_yticks(distinct, [f"{value:.4g}" for value in distinct])
+        if len(choices) == 1:
+            _counts_beside(ax, distinct, count)
+    ax.set_xlabel("round")
+    ax.xaxis.set_major_locator(few_ticks(6, integer=True))
+    ax.grid(axis="y")
+    ax.margins(x=0.015, y=0.12)
+    if title:
+        ax.set_title(title)
+    return figure_of(ax)
+
+
+def _counts_beside(ax: Axes, values: np.ndarray, counts: np.ndarray) -> None:
+    for value, count in zip(values, counts, strict=True):
+        told = f"{count}\N{MULTIPLICATION SIGN}"
+        ax.annotate(told, (1.0, value), (6, 0), xycoords=ax.get_yaxis_transform(), textcoords="offset points",
+                    va="center", fontsize=8.0, color=INK, annotation_clip=False)  # fmt: skip
+
+
+@styled
 def plot_communication(
     points: Mapping[str, Curve], ax: Axes | None = None, title: str | None = None, looks: Looks | None = None
 ) -> Figure:
@@ -156,7 +199,7 @@ def plot_communication(
     if wide:
         ax.set_xscale("log")
     for label, (floats, values) in points.items():
-        mean = _mean(_columns(values))
+        mean = mean_present(_columns(values))
         kept = ~np.isnan(mean)
         if not kept.any():
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,18 @@ class Run:
         """Number of clients."""
         return int(self.summary.get("clients") or len(self.per_client.get("samples_train", ())))
 
+    @property
+    def dataset_of_client(self) -> list[str | None]:
+        """The data set of each client, None where it has several; empty for a run on a single data set."""
+        return list(self.summary.get("dataset_of_client") or ())
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """What a client is called: its data set, with its number where others have it too, else its number."""
+        own = self.dataset_of_client or [None] * self.clients
+        count = Counter(own)
+        return [str(i) if n is None else n if count[n] == 1 else f"{n} {i}" for i, n in enumerate(own)]
+
     def setting(self, *names: str) -> Any:
         """The first of these settings that the configuration has, or None."""
         return next((self.config[name] for name in names if self.config.get(name) is not None), None)
@@ -74,6 +87,13 @@ class Run:
         """Its standard deviation over seeds; None with one seed."""
         of_kind = (self.summary.get("test") or {}).get(kind) or {}
         return number((of_kind.get("std_over_seeds") or {}).get(statistic)) if len(self.seeds) > 1 else None
+
+    def of_data_set(self, name: str | None, kind: str, statistic: str) -> float | None:
+        """Test accuracy on a data set, or the mean over data sets: ``mean``, or ``std_over_seeds`` of several seeds."""
+        if statistic == "std_over_seeds" and len(self.seeds) < 2:
+            return None
+        found = (self.summary.get("datasets") or {}).get(name) if name else self.summary.get("datasets_mean")
+        return number(((found or {}).get(kind) or {}).get(statistic))
 
     def figure(self, group: str, name: str) -> float | None:
         """An entry of the summary's ``communication``, ``timing`` or ``memory``."""

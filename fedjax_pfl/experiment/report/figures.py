@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,30 +24,18 @@ from fedjax_pfl.experiment.plots.partition import MAX_BUBBLES, MAX_CELLS
 from fedjax_pfl.experiment.plots.style import WIDTH, Look, legend, new_figure, printable, styled
 from fedjax_pfl.experiment.plots.weights import off_diagonal
 from fedjax_pfl.experiment.report.data import Run
+from fedjax_pfl.experiment.report.diagnostics import diagnostics
+from fedjax_pfl.experiment.report.picture import Picture
+from fedjax_pfl.experiment.report.topology import topology
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MAX_PANELS = 12
-"""Diagnostics drawn; further ones are named in the caption."""
 MAX_DIRECT = 26
 """Labels up to this long stand beside their curves instead of in a legend."""
-
-
-class Picture(NamedTuple):
-    """A figure of the report; section is the id of the part of the page it belongs to."""
-
-    section: str
-    name: str
-    figure: Figure
-    caption: str
-    alt: str
 
 
 def pictures(runs: Sequence[Run]) -> Iterator[Picture]:
     """The figures that these runs have data for, in the order of the page."""
     looks = looks_of(run.label for run in runs)
-    for make in (_results, _curves, _clients, _partition, _weights, _embedding, _communication, _rounds):
+    for make in (_results, _curves, _clients, _partition, _weights, topology, _embedding, _communication, diagnostics):
         yield from make(runs, looks)
 
 
@@ -216,45 +203,3 @@ def _communication(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Pict
     )
     yield Picture("communication", "communication", plot_communication(points, looks=looks), caption,
                   "Accuracy against cumulative communication of " + ", ".join(points))  # fmt: skip
-
-
-@styled
-def _rounds(runs: Sequence[Run], looks: dict[str, Look]) -> list[Picture]:
-    names = _told(runs)
-    if not names:
-        return []
-    shown, columns = names[:MAX_PANELS], min(3, len(names))
-    lines = -(-len(shown) // columns)
-    figure = new_figure(WIDTH, 0.5 + (3.0 if len(shown) == 1 else 2.1) * lines)
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for ax, name in zip(axes, shown, strict=False):
-        curves = {run.label: run.diagnostic(name) for run in runs if name in run.diagnostics}
-        title = "training loss" if name == "loss" else name.replace("_", " ")
-        plot_curves(curves, ax, title, looks, percent=False, name_lines=False)
-    for ax in axes[len(shown) :]:
-        ax.set_visible(False)
-    legend(figure, looks)
-    over = ", mean and standard deviation over seeds" if max(len(run.seeds) for run in runs) > 1 else ""
-    more = f" Not drawn: {', '.join(names[MAX_PANELS:])}." if len(names) > MAX_PANELS else ""
-    caption = (
-        f"Training loss and the methods' own diagnostics at every round{over}. A panel shows the methods that report "
-        f"it.{more}"
-    )
-    return [Picture("training", "training", figure, caption, "Small multiples over rounds: " + ", ".join(shown))]
-
-
-def _told(runs: Sequence[Run]) -> list[str]:
-    """Diagnostics worth a panel: the loss, those of the methods, participation where it varies."""
-    names = list(dict.fromkeys(name for run in runs for name in run.diagnostics))
-    bookkeeping = ("trains", "reported", "floats_up", "floats_down")
-    own = [name for name in names if name not in bookkeeping]
-    return own + [
-        name
-        for name in ("trains", "reported")
-        if name in names and any(_varies(run.diagnostic(name)[1]) for run in runs)
-    ]
-
-
-def _varies(values: np.ndarray) -> bool:
-    finite = values[np.isfinite(values)]
-    return finite.size > 0 and bool(np.ptp(finite) > 0)

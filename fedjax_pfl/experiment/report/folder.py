@@ -15,6 +15,8 @@ import numpy as np
 
 from fedjax_pfl.experiment.report.data import FINISHED, Run, labels_of
 
+SHOWN = ("aggregation_weights", "cluster", "embedding", "label_histogram", "path_ends", "topology")
+
 
 def read_runs(folders: Iterable[Path]) -> list[Run]:
     """Read run folders and label each by its algorithm and what differs among them."""
@@ -45,7 +47,7 @@ def read_run(folder: Path) -> Run:
         metrics=lines("metrics.jsonl") or [],
         rounds=lines("rounds.jsonl") or [],
         per_client=_arrays(folder, "per_client.npz", optional=not finished),
-        arrays=_arrays(folder, "arrays.npz", ("aggregation_weights", "embedding", "label_histogram"), optional=True),
+        arrays=_arrays(folder, "arrays.npz", SHOWN, optional=True),
     )
 
 

@@ -21,6 +21,7 @@ SECTIONS = {
     "clients": "Clients",
     "data": "Data",
     "weights": "Aggregation weights",
+    "topology": "Clusters of clients",
     "embedding": "Client embeddings",
     "communication": "Communication",
     "training": "Training",
@@ -141,6 +142,10 @@ def _finding(runs: Sequence[Run]) -> str:
     over = f"weighted by samples over {run.clients:,} client{'s' * (run.clients != 1)}{seeds}"
     if not others:
         return f"The personal models of {run.label} reach {told} test accuracy, {over}."
+    tied = [one.label for mean, one in others if percent(mean) == percent(value)]
+    if tied:
+        names = f"{', '.join([run.label, *tied[:-1]])} and {tied[-1]}"
+        return f"{names} have the same highest mean test accuracy of personal models: {told}, {over}."
     return (
         f"{run.label} has the highest mean test accuracy of personal models: {told}, {over}. "
         f"{others[0][1].label} follows with {percent(others[0][0])}%."

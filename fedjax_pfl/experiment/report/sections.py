@@ -32,10 +32,27 @@ def results(runs: Sequence[Run]) -> str:
         found = next(one for run in runs if (one := run.summary.get("unseen")))
         note = f"{found['clients']} clients never trained: before and after {found['steps']} local steps."
         card += f'{held}<p class="note">{escape(note)}</p>'
-    more = "".join(tables.kind_table(runs, kind) for kind in tables.tested_kinds(runs))
+    kinds = tables.tested_kinds(runs)
+    card, more = _card(card) + _data_sets(runs), "".join(tables.kind_table(runs, kind) for kind in kinds)
+    more += "".join(tables.dataset_table(runs, kind) for kind in kinds if kind != "personal")
     if not more:
-        return _card(card)
-    return _card(card) + _card(_folded("All summaries of every kind of model, with their spread over seeds", more))
+        return card
+    return card + _card(_folded("All summaries of every kind of model, with their spread over seeds", more))
+
+
+def _data_sets(runs: Sequence[Run]) -> str:
+    """The card of the accuracy by data set, or nothing where all runs are on a single one."""
+    table = tables.dataset_table(runs, "personal")
+    if not table:
+        return ""
+    note = (
+        "Test accuracy of the personal models in per cent after the last round. Within a data set clients are weighted "
+        "by their test samples; in the mean over data sets each counts alike. Blank where a run has no test samples of "
+        "a data set."
+    )
+    mixed = max(run.dataset_of_client.count(None) for run in runs)
+    note += f" Clients with samples of several data sets ({mixed:,}) are left out." if mixed else ""
+    return _card(f'<h3>By data set</h3>{table}<p class="note">{escape(note)}</p>')
 
 
 def _reading(runs: Sequence[Run]) -> str:

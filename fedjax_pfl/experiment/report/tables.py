@@ -93,6 +93,23 @@ def kind_table(runs: Sequence[Run], kind: str) -> str:
     return run_table(runs, columns, f"Test accuracy of the {kind} model in per cent")
 
 
+def dataset_table(runs: Sequence[Run], kind: str) -> str:
+    """Accuracy of one kind of model on every data set, and the mean over them; nothing for runs on a single one."""
+    names = list(dict.fromkeys(name for run in runs for name in run.summary.get("datasets") or ()))
+    if not names:
+        return ""
+
+    def column(name: str | None) -> Column:
+        def part(statistic: str) -> Callable[[Run], float | None]:
+            return lambda run: run.of_data_set(name, kind, statistic)
+
+        group = "over data sets" if name is None else f"{kind} model on each data set"
+        return Column(name or "mean", group, part("mean"), part("std_over_seeds"), percent, 1)
+
+    columns = [*map(column, names), column(None)]
+    return run_table(runs, columns, f"Test accuracy of the {kind} model in per cent by data set")
+
+
 def run_table(runs: Sequence[Run], columns: Sequence[Column], caption: str) -> str:
     """A sortable table of runs in which the best of each column is marked; empty columns are kept, blank."""
     groups = _group_row(columns)
@@ -162,8 +179,13 @@ def client_table(runs: Sequence[Run]) -> str:
     present = {split: size for split, size in sizes.items() if size is not None}
     clients = first.clients
     values = {run.label: v for run in runs if (v := run.clients_at_end("personal")) is not None and len(v) == clients}
-    heads = [f"{split} samples" for split in present] + [f"{label}, %" for label in values]
-    rows = "".join(_client_row(i, list(present.values()), list(values.values())) for i in rows_shown(values, clients))
+    own = first.dataset_of_client if len(first.dataset_of_client) == clients else []
+    heads = (
+        (["data set"] if own else []) + [f"{split} samples" for split in present] + [f"{label}, %" for label in values]
+    )
+    rows = "".join(
+        _client_row(i, own, list(present.values()), list(values.values())) for i in rows_shown(values, clients)
+    )
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ["client", *heads])
     return (
         '<div class="scroll tall" tabindex="0" role="region" aria-label="Per-client results"><table data-sortable>'
@@ -172,9 +194,10 @@ def client_table(runs: Sequence[Run]) -> str:
     )
 
 
-def _client_row(i: int, sizes: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
+def _client_row(i: int, own: Sequence[str | None], sizes: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
+    name = f"<td>{escape(own[i] or 'several')}</td>" if own else ""
     samples = "".join(f'<td data-value="{int(size[i])}">{int(size[i]):,}</td>' for size in sizes)
-    return f'<tr><th scope="row">{i}</th>{samples}{"".join(_share(v[i]) for v in values)}</tr>'
+    return f'<tr><th scope="row">{i}</th>{name}{samples}{"".join(_share(v[i]) for v in values)}</tr>'
 
 
 def rows_shown(values: dict[str, np.ndarray], clients: int) -> np.ndarray:
