@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -11,11 +12,16 @@ import numpy as np
 
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import ClientData, client_data
+from fedjax_pfl.data.encodings import degree_index, walk_probabilities
+from fedjax_pfl.data.graphs import Budget, GraphReader
+from fedjax_pfl.engine import random
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.models.norms import BatchNorm
+from fedjax_pfl.models.registry import build_model
 
 SIZES = (7, 3, 12, 5, 10)
 FEATURES, CLASSES = 6, 3
+GRAPH_LABELS, GRAPH_CLASSES = (2, 4), (2, 3)  # of two data sets of graphs
 
 
 class Case(NamedTuple):
@@ -25,11 +31,21 @@ class Case(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
     differentiable: tuple[str, ...] = ()
     one_device: bool = False
+    form: str = "plain"  # graphs, or a family: a plain model that has the forms of a graph model
+
+    def data(self, sizes: tuple[int, ...] = SIZES) -> ClientData:
+        return graph_data(sizes) if self.form == "graphs" else tiny_data(sizes)
+
+    def federation(self, data: ClientData | None = None, **options: Any) -> Federation:
+        made = {"plain": federation, "graphs": graph_federation, "family": family_federation}
+        return made[self.form](data, **options)
 
     @property
     def id(self) -> str:
         return "-".join([self.name, *(f"{k}_{v}" for k, v in self.options.items())])
 
+
+SPLITS_SOON = {"epsilon1": 1e9, "epsilon2": 0.0, "first_split": 1}  # GCFL splits from the second round on
 
 CASES = [
     Case("local", {}, ("lr",)),
@@ -56,6 +72,11 @@ CASES = [
     Case("fedapa", {"eta": 0.1, "centring": "cosine"}, ("lr", "eta")),
     Case("fedhr", {"policy": "fixed:0.7"}, ("lr", "hyper_lr")),
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
+    Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr",), form="family"),
+    Case("fedgcf", {"policy": "ucb", "paths": 2}, form="graphs"),
+    Case("fedstar", {}, ("lr",), form="graphs"),
+    Case("gcfl", SPLITS_SOON, ("lr",)),
+    Case("gcfl_plus", SPLITS_SOON | {"series_length": 2}, ("lr",)),
 ]
 
 
@@ -86,6 +107,20 @@ class NormNet(nn.Module):
         return nn.Dense(self.classes, name="head", param_dtype=kind)(x)
 
 
+class FamilyNet(nn.Module):
+    """Features -> 4 (input) -> 4 (core) -> head, smooth: with the names of graph networks, but compiled sooner."""
+
+    form: str = "raw"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kind = jnp.result_type(float)
+        x = jnp.cos(3 * x) if self.form == "structure" else x
+        for name in ("input", "core"):
+            x = nn.tanh(nn.Dense(4, name=name, param_dtype=kind)(x))
+        return nn.Dense(CLASSES, name="head", param_dtype=kind)(x)
+
+
 def tiny_data(sizes: tuple[int, ...] = SIZES, seed: int = 0, tested: int = 4) -> ClientData:
     """Clients of unequal size, with two validation samples and ``tested`` test samples each, on the host."""
     rng = np.random.default_rng(seed)
@@ -104,6 +139,68 @@ def federation(data: ClientData | None = None, module: nn.Module | None = None, 
     if options.get("mesh") is None:
         data = jax.tree.map(jnp.asarray, data)
     return Federation(model, data, **({"batch_size": 4, "local_epochs": 2, "lr": 0.3, "client_chunk": 2} | options))
+
+
+def family_federation(data: ClientData | None = None, **options: Any) -> Federation:
+    """The tiny federation with a model that has the forms and the core of a graph model."""
+    raw, structure = (fp.flax_model(FamilyNet(form), np.zeros((1, FEATURES))) for form in ("raw", "structure"))
+    model = dataclasses.replace(raw, related=lambda form: structure)
+    return federation(data, **options).replace(model=model)
+
+
+def graph_data(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> ClientData:
+    """Clients of unequal size with graphs of 1 to 6 nodes, by turns of the one and the other of two data sets."""
+    rng = np.random.default_rng(seed)
+    owner = np.concatenate([np.repeat(np.arange(len(sizes)), sizes), np.repeat(np.arange(len(sizes)), 6)])
+    dataset, nodes = owner % 2, rng.integers(1, 7, len(owner))
+    y = rng.integers(0, np.array(GRAPH_CLASSES)[dataset])
+    edges = rng.integers(0, 2 * nodes + 1)
+    x = np.stack([np.cumsum(nodes) - nodes, nodes, np.cumsum(edges) - edges, edges, dataset], 1).astype(np.int32)
+    senders, receivers = (rng.integers(0, np.repeat(nodes, edges)).astype(np.int32) for _ in range(2))
+    labels = np.array(GRAPH_LABELS)[dataset]
+    node_label = (rng.integers(0, np.repeat(labels, nodes)) + np.repeat(y, nodes)) % np.repeat(labels, nodes)
+    tables = {"senders": senders, "receivers": receivers, "node_label": node_label.astype(np.int32)}
+    tables |= {"walk": walk_probabilities(x, senders, receivers), "degree": degree_index(x, senders)}
+    facts = {"labels_of_dataset": GRAPH_LABELS, "classes_of_dataset": GRAPH_CLASSES}
+    tables |= {name: np.array(value, np.int32) for name, value in facts.items()}
+    train = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    held = np.arange(sum(sizes), len(owner)).reshape(len(sizes), -1)
+    reader = GraphReader((Budget(16, 48, 4, together=2),))
+    return client_data(
+        {"x": x, "y": y}, CLASSES, train, list(held[:, :2]), list(held[:, 2:]), tables=tables, reader=reader
+    )  # fmt: skip
+
+
+def graph_federation(data: ClientData | None = None, **options: Any) -> Federation:
+    """The tiny federation of graphs: as ``federation``, two GIN layers of width 4 without dropout."""
+    data = graph_data() if data is None else data
+    model = build_model("gin", CLASSES, data.gather(np.zeros(1, int))["x"], layers=2, hidden=(4,), drop=0.0)
+    if options.get("mesh") is None:
+        data = jax.tree.map(jnp.asarray, data)
+    return Federation(model, data, **({"batch_size": 4, "local_epochs": 2, "lr": 0.1, "client_chunk": 2} | options))
+
+
+def trained(fed: Federation, starts: list[Any], key: jax.Array, round_: int) -> list[Any]:
+    """Plain minibatch descent of every client, one after another, on the batches of a round from the root key."""
+    split, size = fed.data.train, fed.batch_size
+    drawn = random.shuffled_rows(split, fed.data.ids, random.stream(key, random.ROUND, round_), fed.local_epochs)
+
+    @jax.jit
+    def step(variables: Any, rows: jax.Array, mask: jax.Array) -> Any:
+        def loss(variables: Any) -> jax.Array:
+            batch = fed.data.gather(rows)
+            scores = fed.model.apply(variables, fed.prepare(batch), mask=mask, key=None, train=True)[0]
+            return jnp.where(mask, fed.loss(scores, batch["y"]), 0).sum() / mask.sum()
+
+        return jax.tree.map(lambda p, g: p - fed.lr * g, variables, jax.grad(loss)(variables))
+
+    found = []
+    for i, variables in enumerate(starts):
+        for order in np.asarray(drawn)[:, int(split.start[i]) : int(split.start[i] + split.count[i])]:
+            for rows in np.split(order, range(size, len(order), size)):
+                variables = step(variables, np.resize(rows, size), np.arange(size) < len(rows))
+        found.append(variables)
+    return found
 
 
 def build(case: Case, fed: Federation) -> fp.Algorithm:

@@ -85,10 +85,14 @@ def centred(products: jax.Array, real: jax.Array) -> jax.Array:
     return products - rows[:, None] - rows + weights @ rows
 
 
-def to_show(distances: jax.Array) -> jax.Array:
-    """Distances for the state, which holds finite numbers only: -1 for infinite ones, 0 on the diagonal."""
-    own = np.eye(len(distances), dtype=bool)
-    return jnp.where(own, 0, jnp.where(jnp.isfinite(distances), distances, -1))
+def stored(edges: jax.Array) -> jax.Array:
+    """Edges ``(M, M)`` for the state, which holds finite numbers only: -1 for infinite ones."""
+    return jnp.where(jnp.isfinite(edges), edges, -1)
+
+
+def edges(stored: jax.Array) -> jax.Array:
+    """Edges ``(M, M)`` from what is stored, infinite where there is none."""
+    return jnp.where(stored < 0, jnp.inf, stored)
 
 
 def shares(groups: jax.Array, n: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""FedGCF: federated learning on graphs by global clustering of structures and fusion of models.
+"""FedGCF: Enhancing Federated Graph Learning via Adaptive Fusion of Structural and Node Characteristics.
 
-Gao et al.; https://arxiv.org/abs/2412.18845
+Gao, Liu, Xu, Wang, Huang; 2024; https://arxiv.org/abs/2412.18845
 
     every client i: a model omega_t on its raw graphs and omega_s on structural encodings, with cores of one shape
     each round, every client i of the cohort:
@@ -17,8 +17,8 @@ Ours, where the public text is silent: models are compared by their cores relati
 (``similarity``); distances are 1 - s + epsilon with the cosines s scaled to 0..1, since by a metric distance the
 longest shortest path is one edge (``distance``); the arms are five ratios, and their reward clip(1/2 + gain / 0.1, 0,
 1), where gain is that of the mean validation accuracy of the models that clients receive next over that of the round
-before, in the first round none; ``oracle`` tries all arms on validation samples. Clusters, paths and arms are choices:
-no gradient flows through them. Clients that do not report keep the core that they have.
+before, and 1/2 in the first round; ``oracle`` tries all arms on validation samples. Clusters, paths and arms are
+choices: no gradient flows through them. Clients that do not report keep the core that they have.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class State(NamedTuple):
     paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows: core, what each client
     receives; node, omega_t; structure, the private part of omega_s; cluster ``(slots,)`` int32, of the last round in
     which the client reported, -1 before any; distance ``(slots, slots)``, of the last round in which anybody reported,
-    -1 where one of the two did not."""
+    -1 where one of the two did not, and with itself."""
 
     bandit: BanditState
     accuracy: jax.Array
@@ -156,7 +156,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         new = new._replace(
             bandit=policy.bandit.update(bandit, arm, reward), accuracy=found, paths=on.pairs,
             cluster=jnp.where(reported, cluster, state.cluster),
-            distance=state.distance.at[order[:, None], order].set(_fusion.to_show(d)),
+            distance=state.distance.at[order[:, None], order].set(_fusion.stored(d)),
         )  # fmt: skip
         told = {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
         told |= {f"arm{ratio:g}": new.bandit.plays[k] for k, ratio in enumerate(policy.ratios)}
@@ -168,7 +168,8 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     def compared(env: Env, state: State, omega: Variables) -> jax.Array:
         """Inner products of what clients are compared by, ``(clients, clients)``."""
         vectors = tree.subtract(omega, state.core) if options.similarity == "update" else omega
-        return jax.lax.stop_gradient(_fusion.in_order(gram(vectors, vectors, fed.mesh), env.data.by_client))
+        products = jnp.nan_to_num(jax.lax.stop_gradient(gram(vectors, vectors, fed.mesh)))  # huge ones overflow
+        return _fusion.in_order(products, env.data.by_client)
 
     def accuracy(env: Env, state: State) -> jax.Array:
         """Mean over clients of the validation accuracy of what they receive."""
@@ -187,6 +188,8 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fedgcf", init, round_, received, personal, None, fed.scores, rows=ROW_FIELDS,
         floats=(2 * core + trials, trials * core), hyper=fed.hyper(),
-        artifacts=lambda env, state: {"topology": state.distance, "cluster": state.cluster, "path_ends": state.paths},
+        artifacts=lambda env, state: {
+            "topology": _fusion.edges(state.distance), "cluster": state.cluster, "path_ends": state.paths,
+        },
         newcomer=lambda env, state, fresh: fresh | weighted_mean(state.core, env.data.weight),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 
     one cluster of all clients
-    each round t, every client i of the cohort:  Delta_i = (E epochs of descent from W_i) - W_i
+    each round t = 1, 2, ..., every client i of the cohort:  Delta_i = (E epochs of descent from W_i) - W_i
         every cluster c:  Delta_c = sum_{i in c} n_i Delta_i / sum_{i in c} n_i;   W_i <- W_i + Delta_c  for i in c
         if t > first_split, |c| > 2,  ||Delta_c|| < epsilon1  and  max_{i in c} ||Delta_i|| > epsilon2:
             split c by the minimum cut of the graph with weights cos(Delta_i, Delta_j) + 1
@@ -12,8 +12,8 @@ Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 ``received`` is the cluster's model with the client's private part, ``personal`` the choice on validation samples.
 
 Differs from the paper: only those who report are averaged and split; absent members stay with the part that holds the
-cluster's first reporter. A cluster whose last best is tied keeps the later model. Ours: any model may be used, of which
-everything is shared that the model does not declare private.
+cluster's first reporter. Of equally good models the last one is taken, and of those kept at splits the first. Ours: any
+model may be used, of which everything is shared that the model does not declare private.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedjax_pfl.models.model import Variables, partition
 from fedjax_pfl.numerics import min_cut
 
 Tree = Any
-# (series, Delta's Gram matrix) -> (weights (slots, slots), whether clusters may split now)
+# (series, Delta's Gram matrix, who is in the same cluster and reported) -> (weights, whether clusters may split now)
 Weigh = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -59,7 +59,8 @@ class State(NamedTuple):
 
 class Memory(NamedTuple):
     """What clusters are split by besides the last round (GCFL+). init: ``slots -> series``; record: ``(series, norms,
-    reported) -> series``; weigh: ``(series, gram, reported) -> (weights, ready)``; clear: ``series -> series``."""
+    reported) -> series``; weigh: ``(series, gram, same) -> (weights, ready)``, of matrices ``(slots, slots)``; same
+    marks pairs of one cluster that both reported; clear: ``series -> series``."""
 
     init: Callable[[int], Tree]
     record: Callable[[Tree, jax.Array, jax.Array], Tree]
@@ -135,11 +136,12 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         env: Env, state: State, products: jax.Array, n: jax.Array, same: jax.Array, reported: jax.Array, t: jax.Array
     ) -> tuple[State, dict[str, jax.Array]]:
         """Split the clusters that have come to rest while their members have not."""
-        products = jax.lax.stop_gradient(products)  # clusters are choices: no gradient flows through them
+        # Clusters are choices: no gradient flows through them. A huge product, 0 times, must not spoil other clusters.
+        products = jnp.nan_to_num(jax.lax.stop_gradient(products))
         norms = jnp.sqrt(jnp.maximum(jnp.diagonal(products), 0))
         mean = jnp.sqrt(jnp.maximum(((n @ products) * n).sum(1), 0))
         series = memory.record(state.series, norms, reported)
-        weights, ready = memory.weigh(series, products, reported)
+        weights, ready = memory.weigh(series, products, same & reported[:, None])
         epsilon1, epsilon2 = (env.hyper[name] for name in ("epsilon1", "epsilon2"))
         rest = (mean < epsilon1) & (jnp.where(same, norms, 0).max(1) > epsilon2) & (same.sum(1) > 2)
         splits = rest & (t >= options.first_split) & ready & env.data.real
@@ -154,7 +156,7 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
             best_accuracy=jnp.where(better, accuracy, state.best_accuracy),
             series=tree.where(splits.any(), memory.clear(series), series),
         )  # fmt: skip
-        sizes = jnp.where(env.data.real, (cluster[:, None] == cluster).sum(1), 0)
+        sizes = jnp.where(env.data.real, ((cluster[:, None] == cluster) & env.data.real).sum(1), 0)
         clusters = safe_divide(env.data.real, sizes.astype(mean.dtype)).sum()
         return new, {"clusters": clusters, "mean_update": _mean(mean, reported), "update": _mean(norms, reported)}
 
@@ -190,7 +192,7 @@ def _last(env: Env, state: State, i: jax.Array) -> Variables:
     return tree.take(state.W, i) | (tree.take(state.private, i) if state.private else {})
 
 
-def _by_cosine(series: Tree, products: jax.Array, reported: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _by_cosine(series: Tree, products: jax.Array, same: jax.Array) -> tuple[jax.Array, jax.Array]:
     norms = jnp.sqrt(jnp.maximum(jnp.diagonal(products), 0))
     return safe_divide(products, norms[:, None] * norms) + 1, jnp.array(True)
 

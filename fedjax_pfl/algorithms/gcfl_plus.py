@@ -3,11 +3,13 @@
 Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 
     as GCFL (see ``gcfl``), but a cluster is split by the minimum cut of the graph with weights  max_kl d_kl - d_ij,
-    where d_ij is the dynamic time warping distance of the last L numbers ||Delta_i||, ||Delta_j||
+    where k, l, i and j are of the cluster, and d_ij is the dynamic time warping distance of the last L numbers
+    ||Delta_i||, ||Delta_j||
     clusters split only where all series are full;  after a split all series start anew
 
 Differs from the paper: its series are norms of gradients, ours of a round's update of what is shared. Clients that are
-absent add nothing to theirs.
+absent add nothing to theirs, and only the series of those who report need to be full. All clusters that qualify in a
+round are split, and then the series start anew.
 """
 
 from __future__ import annotations
@@ -59,11 +61,20 @@ def gcfl_plus(fed: Federation, options: Options = Options()) -> Algorithm:
         length = jnp.minimum(series.length + 1, L)
         return Series(jnp.where(reported[:, None], new, series.norms), jnp.where(reported, length, series.length))
 
-    def weigh(series: Series, products: jax.Array, reported: jax.Array) -> tuple[jax.Array, jax.Array]:
-        distances = warping_distances(jax.lax.stop_gradient(series.norms), series.length, reported)
-        return distances.max() - distances, jnp.where(reported, series.length == L, True).all()
+    def weigh(series: Series, products: jax.Array, same: jax.Array) -> tuple[jax.Array, jax.Array]:
+        reported = jnp.diagonal(same)
+        d = warping_distances(jax.lax.stop_gradient(series.norms), series.length, reported)
+        return closeness(d, same), jnp.where(reported, series.length == L, True).all()
 
     def clear(series: Series) -> Series:
         return series._replace(length=jnp.zeros_like(series.length))
 
     return gcfl.clustered(fed, "gcfl_plus", options, gcfl.Memory(init, record, weigh, clear))
+
+
+def closeness(d: jax.Array, same: jax.Array) -> jax.Array:
+    """The largest distance within a client's cluster minus its own ones: ``d (M, M)``, ``same (M, M)`` bool ->
+    ``(M, M)``, of which the pairs in ``same`` (of one cluster) count."""
+    own = jnp.where(same, d, 0).max(1)
+    largest = jnp.where(same, own, 0).max(1)
+    return largest[:, None] - d
