@@ -73,7 +73,7 @@ CASES = [
     Case("fedhr", {"policy": "fixed:0.7"}, ("lr", "hyper_lr")),
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
     Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr",), form="family"),
-    Case("fedgcf", {"policy": "ucb", "paths": 2}, form="graphs"),
+    Case("fedgcf", {"policy": "ucb", "paths": 2}, form="family"),
     Case("fedstar", {}, ("lr",), form="graphs"),
     Case("gcfl", SPLITS_SOON, ("lr",)),
     Case("gcfl_plus", SPLITS_SOON | {"series_length": 2}, ("lr",)),

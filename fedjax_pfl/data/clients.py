@@ -84,8 +84,8 @@ class ClientData:
 
     @property
     def by_client(self) -> Array:
-        """The slots in the order of client ids, padding left out, ``(num_clients,)``: what is computed in this order does
-        not depend on how clients are dealt to devices."""
+        """The slots in the order of client ids, padding left out, ``(num_clients,)``: what is computed in this order
+        does not depend on how clients are dealt to devices."""
         return jnp.argsort(self.ids)[: self.num_clients]
 
     @property

@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-from threadpoolctl import threadpool_limits  # a requirement of scikit-learn
 
 STEPS = 16
 DEGREES = 16
@@ -24,7 +22,8 @@ PAIRS = {
     1: (1, 0), 2: (1, 1), 3: (3, 0), 4: (1, 3), 5: (5, 0), 6: (3, 3), 7: (7, 0), 8: (8, 0), 9: (8, 1), 10: (5, 5),
     11: (8, 3), 12: (5, 7), 13: (8, 5), 14: (7, 7), 15: (8, 7), 16: (8, 8),
 }  # fmt: skip
-DENSE = 256  # larger sparse graphs have sparse powers
+DENSE = 256  # larger sparse graphs are taken some columns at a time,
+COLUMNS = 256  # so many
 AT_ONCE = 1 << 22  # entries of a stack of dense matrices
 KEPT = 1 << 24  # sum of squared numbers of nodes from which on the result is kept: some seconds of work
 VERSION = 1
@@ -52,18 +51,19 @@ def walk_probabilities(x: np.ndarray, senders: np.ndarray, receivers: np.ndarray
     Returns:
         ``(N, 16)`` float32.
     """
+    from threadpoolctl import threadpool_limits  # a requirement of scikit-learn
+
     walk = np.zeros((int(x[:, 1].sum()), STEPS), np.float32)
     first, nodes, edges = x[:, 0], x[:, 1], x[:, 3]
     small = (nodes <= DENSE) | (edges * 32.0 > nodes * nodes.astype(float))
     for rows, width in _stacks(np.flatnonzero(small), nodes):
         with threadpool_limits(1):  # products of small matrices: threads would wait for each other most of the time
             powers = _powers(_dense(x[rows], width, senders, receivers))
-        returns = _diagonals(_traced_dense, powers)
+        returns = _diagonals(powers)
         inside = np.arange(width) < nodes[rows, None]
         walk[(first[rows, None] + np.arange(width))[inside]] = returns[inside]
     for row in np.flatnonzero(~small):
-        powers = _powers(_sparse(x[row], senders, receivers))
-        walk[first[row] : first[row] + nodes[row]] = _diagonals(_traced_sparse, powers)
+        walk[first[row] : first[row] + nodes[row]] = _by_columns(*_sparse(x[row], senders, receivers))
     return np.minimum(walk, 1)  # rounding
 
 
@@ -86,22 +86,17 @@ def _dense(x: np.ndarray, width: int, senders: np.ndarray, receivers: np.ndarray
     return steps / np.maximum(steps.sum(1, keepdims=True), 1)
 
 
-def _sparse(x: np.ndarray, senders: np.ndarray, receivers: np.ndarray) -> Any:
+def _sparse(x: np.ndarray, senders: np.ndarray, receivers: np.ndarray) -> tuple[Any, np.ndarray]:
+    """``A`` of one graph and the degrees, float32."""
+    from scipy.sparse import csr_array
+
     edges, nodes = slice(x[2], x[2] + x[3]), int(x[1])
     degree = np.bincount(senders[edges], minlength=nodes).astype(np.float32)
-    entries = 1 / degree[senders[edges]]
-    return scipy.sparse.csr_array((entries, (receivers[edges], senders[edges])), (nodes, nodes))
+    entries = np.ones(x[3], np.float32)
+    return csr_array((entries, (receivers[edges], senders[edges])), (nodes, nodes)), degree
 
 
-def _traced_dense(a: Any, b: Any) -> np.ndarray:
-    return np.einsum("gij,gji->gi", a, b)
-
-
-def _traced_sparse(a: Any, b: Any) -> np.ndarray:
-    return np.ravel(a.multiply(b.T).sum(1))
-
-
-def _powers(step: Any) -> dict[int, Any]:
+def _powers(step: np.ndarray) -> dict[int, np.ndarray]:
     two = step @ step
     three = two @ step
     five = three @ two
@@ -109,16 +104,36 @@ def _powers(step: Any) -> dict[int, Any]:
     return dict(zip(POWERS, (step, three, five, seven, seven @ step), strict=True))
 
 
-def _diagonals(traced: Callable[[np.ndarray, np.ndarray], np.ndarray], powers: dict[int, np.ndarray]) -> np.ndarray:
-    """The diagonals of the powers 1..16, ``(..., nodes, 16)``; ``traced(a, b)`` is the diagonal of ``a @ b``."""
+def _diagonals(powers: dict[int, np.ndarray]) -> np.ndarray:
+    """The diagonals of the powers 1..16, ``(g, nodes, 16)``."""
 
     def diagonal(a: int, b: int) -> np.ndarray:
-        if b:
-            return traced(powers[a], powers[b])
-        matrix = powers[a]
-        return np.einsum("gii->gi", matrix) if isinstance(matrix, np.ndarray) else matrix.diagonal()
+        return np.einsum("gij,gji->gi", powers[a], powers[b]) if b else np.einsum("gii->gi", powers[a])
 
     return np.stack([diagonal(*PAIRS[k]) for k in range(1, STEPS + 1)], -1)
+
+
+def _by_columns(edges: Any, degree: np.ndarray) -> np.ndarray:
+    """The diagonals of the powers 1..16 of ``P = A D^-1`` for a sparse A, ``(nodes, 16)``, some columns at a time.
+
+    Where A is symmetric ``diag(P^(a+b))_j = d_j sum_i P^a_ij P^b_ij / d_i``, so that powers up to 8 are enough.
+    """
+    nodes, inverse = len(degree), 1 / np.maximum(degree, 1)
+    symmetric = abs(edges - edges.T).nnz == 0
+    step = edges.multiply(inverse).tocsr()
+    found = np.zeros((nodes, STEPS), np.float32)
+    for begin in range(0, nodes, COLUMNS):
+        own = np.arange(begin, min(begin + COLUMNS, nodes))
+        power = np.zeros((nodes, len(own)), np.float32)
+        power[own, own - begin] = 1
+        kept: list[np.ndarray] = []
+        for k in range(STEPS // 2 if symmetric else STEPS):
+            power = step @ power
+            kept += [power] if symmetric else []
+            found[own, k] = power[own, own - begin]
+        for k, other in enumerate(kept, STEPS // 2):
+            found[own, k] = degree[own] * np.einsum("ij,ij,i->j", power, other, inverse)
+    return found
 
 
 def cached_walk(x: np.ndarray, senders: np.ndarray, receivers: np.ndarray, folder: Path) -> np.ndarray:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jraph
 import numpy as np
+
+if TYPE_CHECKING:
+    import jraph
 
 Array = Any
 
@@ -158,6 +160,8 @@ def micro_batch(
     kind = jnp.result_type(float)
     nodes = {name: _filled(table, node, kind) for name, table in nodes.items()}
     classes = jnp.append(tables["classes_of_dataset"][rows[:, 4]], tables["classes_of_dataset"].max())
+    import jraph  # loaded only where there are graphs
+
     graphs = jraph.GraphsTuple(
         nodes=nodes, edges=None, senders=senders, receivers=receivers, globals={"classes": classes},
         n_node=n_node, n_edge=n_edge,

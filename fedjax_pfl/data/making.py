@@ -15,6 +15,7 @@ from fedjax_pfl.data.partition import Partition, sha256_of
 from fedjax_pfl.data.shifts import check_shift, shifted
 from fedjax_pfl.data.sources import Source
 from fedjax_pfl.data.splits import official_parts, ordered_parts, split_parts
+from fedjax_pfl.data.subgraphs import edge_note, edges_of_samples
 
 ASSIGN, SPLIT, OFFICIAL, UNSEEN = 1, 2, 3, 5  # purposes: each has its own stream of random numbers (4: shifts.py)
 
@@ -42,11 +43,13 @@ def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Part
     if several and not entry.across:
         fit = ", ".join(other.name for other in PARTITIONS.values() if other.across)
         raise ValueError(f"{config.method} would mix the {len(source.datasets)} data sets of {source.name}: use {fit}")
-    where = np.flatnonzero(~official) if config.test == "official" and official is not None else np.arange(len(labels))
+    published = official if config.test == "official" else None
+    where = np.arange(len(labels)) if published is None or entry.linked else np.flatnonzero(~published)
     cut, notes = _cut(source, where, config)
     where = where if cut is None else where[cut[where] >= 0]
     client, dataset = (None if leaf is None else leaf[where] for leaf in (source.client, source.dataset))
-    pool = Pool(labels[where], source.num_classes, client, dataset, source.datasets)
+    edges = edges_of_samples(source) if entry.linked else None
+    pool = Pool(labels[where], source.num_classes, client, dataset, source.datasets, edges)
     dealt = entry.assign(pool, config, _generator(config.seed, ASSIGN))
     parts = [where[part] for part in dealt.parts]
     splits, more = _split(source, parts, cut, config)
@@ -54,6 +57,8 @@ def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Part
     if groups is None and source.group is not None:
         groups = _groups(parts, source.group)
     train, validation, test = (tuple(split) for split in splits)
+    if source.kind == "nodes":
+        more = [*more, edge_note(source, [np.concatenate(rows) for rows in zip(*splits, strict=True)])]
     told, digest = (*notes, *dealt.notes, *more), sha256_of(labels)
     whole = Partition(config, len(labels), train, validation, test, told, groups, labels_sha256=digest)
     return _hold_out(whole) if config.held_out else whole
@@ -88,6 +93,8 @@ def _split(
         ValueError: a client whose samples are all held back by the order.
     """
     labels, fraction = source.y, config.test_fraction if config.test == "local" else 0.0
+    if config.test == "official" and PARTITIONS[config.method].linked:
+        return _split_linked(source, parts, config), []
     if cut is None:
         rng = _generator(config.seed, SPLIT)
         splits = list(split_parts(parts, labels, fraction, config.validation_fraction, rng))
@@ -103,6 +110,25 @@ def _split(
         splits[2], notes = _official(source, np.flatnonzero(source.official_test), parts, config)
         return splits, notes
     return splits, []
+
+
+def _split_linked(source: Source, parts: list[np.ndarray], config: PartitionConfig) -> list[list[np.ndarray]]:
+    """Splits of clients that have samples of the published test set already.
+
+    Raises:
+        ValueError: a client of which no other samples are left, or fewer than its minimum.
+    """
+    assert source.official_test is not None
+    trained = [part[~source.official_test[part]] for part in parts]
+    least = min(map(len, trained))
+    if least < config.min_samples:
+        raise ValueError(
+            f"{config.method}: the smallest client has {least} samples besides the published test set, the minimum is "
+            f"{config.min_samples}: lower min_samples or clients, or use test='local'"
+        )
+    rng = _generator(config.seed, SPLIT)
+    train, validation, _ = split_parts(trained, source.y, 0.0, config.validation_fraction, rng)
+    return [train, validation, [part[source.official_test[part]] for part in parts]]
 
 
 def _official(

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from fedjax_pfl.data.clients import SPLITS, ClientData
 from fedjax_pfl.data.graphs import GraphBatch, GraphReader, facts_of
+from fedjax_pfl.data.nodes import NodeBatch, NodeReader
 from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Work
 from fedjax_pfl.engine.cohort import Participation
@@ -123,7 +124,7 @@ class Federation:
         if not np.all(np.asarray(self.scale)):
             raise ValueError("scale must not be 0 anywhere: features are divided by it")
         reader = self.data.reader
-        if isinstance(reader, GraphReader) and not isinstance(self.data.examples["x"], jax.core.Tracer):
+        if isinstance(reader, GraphReader | NodeReader) and not isinstance(self.data.examples["x"], jax.core.Tracer):
             reader.check(self.data.examples["x"])
         if is_token(self.inputs(1)) and (np.any(np.asarray(self.shift)) or np.any(np.asarray(self.scale) != 1)):
             raise ValueError("tokens (signed integers) have no shift and scale: leave them out, or store x as floats")
@@ -177,8 +178,10 @@ class Federation:
 
     @property
     def chunk(self) -> int:
-        """Clients trained at once; on a CPU one, where a batch comes in parts, as many as it needs at each client."""
-        if self.client_chunk is None and self.model.accumulate is not None and jax.default_backend() == "cpu":
+        """Clients trained at once; on a CPU one, where a batch comes in parts, as many as it needs at each client, or
+        is the client's whole graph (measured: twice as fast)."""
+        one = self.model.accumulate is not None or isinstance(self.data.reader, NodeReader)
+        if self.client_chunk is None and one and jax.default_backend() == "cpu":
             return 1
         return self.client_chunk or default_chunk(tree.nbytes(self.model.shapes()))
 
@@ -194,7 +197,8 @@ class Federation:
     def evaluation_work(self, split: str) -> Work:
         """How a split of all clients is evaluated."""
         largest = max(self.data.limit(split), 1)
-        return self.work(split=split, batch_size=min(self.evaluation_batch, largest), most=None)
+        at_once = largest if isinstance(self.data.reader, NodeReader) else self.evaluation_batch  # one pass serves all
+        return self.work(split=split, batch_size=min(at_once, largest), most=None)
 
     def inputs(self, batch_size: int) -> Any:
         """Shape and dtype of the ``x`` of a batch, before ``prepare``."""
@@ -205,7 +209,7 @@ class Federation:
         """The model's input: the features normalised, in the default float; tokens and graphs as they are."""
         if isinstance(batch["x"], GraphBatch):
             return dataclasses.replace(batch["x"], scan=self.differentiable)
-        if is_token(batch["x"]):
+        if isinstance(batch["x"], NodeBatch) or is_token(batch["x"]):
             return batch["x"]
         kind = jnp.result_type(float)
         return (batch["x"].astype(kind) - jnp.asarray(self.shift, kind)) / jnp.asarray(self.scale, kind)

@@ -1,9 +1,10 @@
-"""Classifiers of graphs: one stack of message-passing layers, and FedStar's two streams.
+"""Classifiers of graphs and of their nodes: one stack of message-passing layers, and FedStar's two streams.
 
 A batch is a `jraph.GraphsTuple` of G + 1 graphs, the last of which is padding and owns all padding nodes and edges.
 `nodes` is a dict: "label" `(N,)` int32, "walk" `(N, 16)` float (return probabilities of a random walk after 1 to 16
 steps), "degree" `(N,)` int32 (0 to 15: the degree clipped to [1, 16], less one), and "attributes" `(N, F)` float for
 models that ask for them.  `globals["classes"]` `(G + 1,)` int32 is the number of classes of a graph's data set.
+For classifiers of nodes (`pool="none"`) there are no labels and classes, and scores are those of all N nodes.
 
 Set-up (layers, widths, dropout, what stays private) as in the public code of GCFL
 (https://github.com/Oxfordblue7/GCFL) and FedStar (https://github.com/yuetan031/FedStar).  All weights and biases start
@@ -20,11 +21,11 @@ import jax.numpy as jnp
 import jraph
 from flax import linen as nn
 
-from fedjax_pfl.models.graph_inputs import LabelInput, StructureInput
+from fedjax_pfl.models.graph_inputs import FeatureInput, LabelInput, StructureInput
 from fedjax_pfl.models.graph_layers import GAT, GCN, GIN, Dropout, GraphSAGE, linear
 
 Layer = Literal["gin", "gcn", "graphsage", "gat"]
-Pool = Literal["sum", "mean", "max"]
+Pool = Literal["sum", "mean", "max", "none"]
 Stream = Literal["raw", "structure"]
 
 LAYERS: dict[str, Callable[..., nn.Module]] = {"gin": GIN, "gcn": GCN, "graphsage": GraphSAGE, "gat": GAT}
@@ -79,9 +80,9 @@ class GNN(nn.Module):
     -1e9, without gradient.  The last row is padding.
 
     Attributes:
-      vocabulary: number of node labels.
+      vocabulary: number of node labels; 0: nodes have attributes only.
       layer, layers, hidden, dropout, heads: as in `Core`.
-      pool: "sum", "mean" or "max" over a graph's nodes.
+      pool: "sum", "mean" or "max" over a graph's nodes; "none": scores `(N, num_classes)` of the nodes themselves.
       stream: "raw" (labels, attributes) or "structure" (walk and degree).
       attributes: width of the node attributes (0: none).
     """
@@ -100,12 +101,12 @@ class GNN(nn.Module):
     @nn.compact
     def __call__(self, graphs: jraph.GraphsTuple, *, train: bool = False) -> jax.Array:
         if _known("stream", self.stream, ("raw", "structure")) == "raw":
-            x = LabelInput(self.hidden, self.vocabulary, self.attributes, name="input")(graphs.nodes)
+            x = _raw(self.hidden, self.vocabulary, self.attributes)(graphs.nodes)
         else:
             x = StructureInput(self.hidden, name="input")(graphs.nodes)
         core = Core(self.layer, self.layers, self.hidden, self.dropout, self.heads, name="core")
         x = core(x, graphs, train=train)
-        return _readout(pool(x, graphs, self.pool), graphs, self.num_classes, self.dropout, train)
+        return _readout(x, graphs, self.pool, self.num_classes, self.dropout, train)
 
 
 class Structure(nn.Module):
@@ -141,18 +142,30 @@ class TwoStream(nn.Module):
     @nn.compact
     def __call__(self, graphs: jraph.GraphsTuple, *, train: bool = False) -> jax.Array:
         *before, last = Structure(self.layers, self.hidden, name="structure")(graphs)
-        x = LabelInput(self.hidden, self.vocabulary, self.attributes, name="input")(graphs.nodes)
+        x = _raw(self.hidden, self.vocabulary, self.attributes)(graphs.nodes)
         nodes = Core("gin", self.layers, self.hidden, self.dropout, name="nodes")
         x = nodes(x, graphs, train=train, beside=before)
         x = linear(self.hidden, 2 * self.hidden, "merge")(jnp.concatenate([x, last], -1))
-        return _readout(pool(x, graphs, self.pool), graphs, self.num_classes, self.dropout, train)
+        return _readout(x, graphs, self.pool, self.num_classes, self.dropout, train)
 
 
-def _readout(x: jax.Array, graphs: jraph.GraphsTuple, classes: int, dropout: float, train: bool) -> jax.Array:
-    """Layers after the pooling, inside a module: `(G + 1, H)` -> scores `(G + 1, classes)`."""
+def _raw(hidden: int, vocabulary: int, attributes: int) -> nn.Module:
+    """The first layer of the raw stream, inside a module."""
+    if vocabulary:
+        return LabelInput(hidden, vocabulary, attributes, name="input")
+    return FeatureInput(hidden, attributes, name="input")
+
+
+def _readout(
+    x: jax.Array, graphs: jraph.GraphsTuple, how: Pool, classes: int, dropout: float, train: bool
+) -> jax.Array:
+    """Pooling and the layers after it, inside a module: `(N, H)` -> scores `(G + 1, classes)`, or of all nodes."""
+    x = x if how == "none" else pool(x, graphs, how)
     x = nn.relu(linear(x.shape[-1], x.shape[-1], "post")(x))
     x = Dropout(dropout, deterministic=not train)(x)
     scores = linear(classes, x.shape[-1], "head")(x)
+    if how == "none":
+        return scores
     return jnp.where(jnp.arange(classes) < graphs.globals["classes"][:, None], scores, MASKED)
 
 

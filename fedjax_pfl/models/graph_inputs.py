@@ -51,6 +51,26 @@ class LabelInput(nn.Module):
         return x
 
 
+class FeatureInput(nn.Module):
+    """Dense layer of the attributes alone, for nodes without labels: `(N, hidden)`; `kernel (F, hidden)`, `bias`.
+
+    Raises:
+        ValueError: as in `LabelInput`.
+    """
+
+    hidden: int
+    attributes: int
+
+    @nn.compact
+    def __call__(self, nodes: Mapping[str, jax.Array]) -> jax.Array:
+        x = nodes["attributes"]
+        if x.shape[-1] != self.attributes:
+            raise ValueError(f"the batch has {x.shape[-1]} node attributes, the model was built with {self.attributes}")
+        init = uniform_within(self.attributes)
+        kernel = self.param("kernel", init, (self.attributes, self.hidden))
+        return x @ kernel + self.param("bias", init, (self.hidden,))
+
+
 class StructureInput(nn.Module):
     """Dense layer 32 -> `hidden` of walk and one-hot degree: `(N, hidden)`; `kernel (32, hidden)`, `bias (hidden,)`."""
 

@@ -62,7 +62,7 @@ def graph_model(
         name or type(module).__name__, init, apply, _head_predicate(head), private=private, fit=fit, related=related,
         accumulate=run.accumulate,
     )  # fmt: skip
-    _check(model)
+    check(model)
     return model
 
 
@@ -75,7 +75,12 @@ def _first_micro_batch(sample: GraphBatch) -> jraph.GraphsTuple:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(first, sample))
 
 
-def _check(model: Model) -> None:
+def check(model: Model) -> None:
+    """Refuse a graph network that cannot be a model.
+
+    Raises:
+        ValueError: it has other variables than parameters, or none in its head.
+    """
     names = list(model.shapes())
     others = [name for name in names if not name.startswith("params/")]
     if others:

@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
+from fedjax_pfl.data.graphs import GraphBatch
+from fedjax_pfl.data.nodes import NodeBatch
 from fedjax_pfl.models.graph_family import graph_family
 from fedjax_pfl.models.model import Model, flax_model
 from fedjax_pfl.models.resnet import resnet8, resnet18
@@ -22,7 +24,7 @@ class ModelEntry:
     module: called as ``module(num_classes, **options)``, a Flax module whose head is called ``head``; for graphs a
         function ``(num_classes, sample, head=, **options) -> Model``.
     options: names of the options that it takes besides the number of classes.
-    kind: what it is given: ``array``, ``tokens`` or ``graph`` (see ``Source.kind``).
+    kind: what it is given: ``array``, ``tokens`` or ``graph`` (see ``Source.kind`` and ``READS``).
     """
 
     name: str
@@ -35,7 +37,8 @@ class ModelEntry:
 _POOLED = ("activation", "pool")
 _RESIDUAL = ("norm", "norm_groups", "width")
 _GRAPH = ("layers", "hidden", "drop", "pool")
-DEFAULTS = {"array": "mlp", "tokens": "char_lstm", "graph": "gin"}  # the model of a kind of data
+DEFAULTS = {"array": "mlp", "tokens": "char_lstm", "graph": "gin", "nodes": "gcn"}  # the model of a kind of data
+READS = {"nodes": ("graph", "array")}  # kinds of models for data that can be read in several ways
 
 
 def _graph(layer: str) -> Callable[..., Model]:
@@ -69,7 +72,7 @@ MODELS: dict[str, ModelEntry] = {
             "tokens",
         ),
         *(
-            ModelEntry(name, f"graphs: {what}, 3 layers of 64, sum over nodes, dense 64", _graph(name), _GRAPH, "graph")
+            ModelEntry(name, f"graphs or nodes: {what}, 3 layers of 64, dense 64", _graph(name), _GRAPH, "graph")
             for name, what in (
                 ("gin", "isomorphism network, each layer an MLP"),
                 ("gcn", "graph convolution"),
@@ -88,8 +91,9 @@ def check_kind(name: str, kind: str, data: str) -> None:
         ValueError: the model is given another kind of input than the data holds; the message names models that fit.
     """
     entry = find(name)
-    if entry.kind != kind:
-        fit = ", ".join(other.name for other in MODELS.values() if other.kind == kind) or "none yet"
+    kinds = READS.get(kind, (kind,))
+    if entry.kind not in kinds:
+        fit = ", ".join(other.name for other in MODELS.values() if other.kind in kinds) or "none yet"
         raise ValueError(f"model {entry.name} reads {entry.kind} data, {data} holds {kind} data: models for it: {fit}")
 
 
@@ -109,6 +113,11 @@ def build_model(name: str, num_classes: int, sample: Any, *, head: str = "head",
             raise ValueError(f"model {entry.name} takes no option {key!r}; its options: {takes}")
     _check_sizes(given)
     if entry.kind == "graph":
+        if not isinstance(sample, GraphBatch | NodeBatch):
+            raise ValueError(
+                f"model {entry.name} reads graphs, the sample is none: nodes become the graphs of their clients by "
+                "fedjax_pfl.data.subgraphs(source, partition)"
+            )
         return entry.module(num_classes, sample, head=head, **given)
     if given.get("pool") == "sum":
         raise ValueError(f"pool of {entry.name} must be max or mean, found sum")

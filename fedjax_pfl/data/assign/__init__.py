@@ -2,6 +2,7 @@
 
 from fedjax_pfl.data.assign.base import Assignment, PartitionEntry, Pool
 from fedjax_pfl.data.assign.checking import check_against
+from fedjax_pfl.data.assign.community import community
 from fedjax_pfl.data.assign.given import chunks_of_dataset, dataset_per_client, natural, skewed_chunks_of_dataset
 from fedjax_pfl.data.assign.labels import dirichlet, label_groups, pathological, shards
 from fedjax_pfl.data.assign.sizes import feature_shift, iid, quantity
@@ -31,6 +32,7 @@ _TABLE: tuple[PartitionEntry, ...] = (
         "skewed_chunks_of_dataset", "several clients per data set, classes shared by Dirichlet(alpha)",
         ("clients_per_dataset", "alpha"), skewed_chunks_of_dataset, across=True,
     ),
+    PartitionEntry("community", "communities of a graph's nodes (Louvain)", (), community, linked=True),
 )  # fmt: skip
 PARTITIONS: dict[str, PartitionEntry] = {entry.name: entry for entry in _TABLE}
 

@@ -14,7 +14,8 @@ class Pool(NamedTuple):
     """The samples to deal out.
 
     labels: ``(n,)`` in ``0..num_classes-1``; client: ``(n,)`` natural client ids or None; dataset: ``(n,)`` which of
-    ``datasets`` (names) a sample is from, or None where there is one only.
+    ``datasets`` (names) a sample is from, or None where there is one only. edges: ``(E, 2)`` pairs of linked positions,
+    each once, where samples are nodes of a graph; else None.
     """
 
     labels: np.ndarray
@@ -22,6 +23,7 @@ class Pool(NamedTuple):
     client: np.ndarray | None = None
     dataset: np.ndarray | None = None
     datasets: tuple[str, ...] = ()
+    edges: np.ndarray | None = None
 
 
 class Assignment(NamedTuple):
@@ -40,6 +42,7 @@ class PartitionEntry(NamedTuple):
 
     options: the fields of ``PartitionConfig`` that this method reads and not all others do.
     shift: the method also changes features (see ``shifts.py``). across: it may mix several data sets in a client.
+    linked: it follows the edges between samples, and so deals those of a published test set too.
     """
 
     name: str
@@ -48,6 +51,7 @@ class PartitionEntry(NamedTuple):
     assign: Callable[[Pool, PartitionConfig, np.random.Generator], Assignment]
     shift: bool = False
     across: bool = False
+    linked: bool = False
 
 
 def number_of_clients(pool: Pool, config: PartitionConfig) -> int:

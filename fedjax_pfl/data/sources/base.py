@@ -25,7 +25,8 @@ class Source:
     client: ``(n,)`` natural client ids (integers or text), or None.
     group: ``(n,)`` the known group of each sample's client in generated data, or None.
     official_test: ``(n,)`` bool, the samples of the published test set, or None.
-    kind: what a model is given: ``array`` (numbers), ``tokens`` (whole numbers that stand for symbols) or ``graph``.
+    kind: what a model is given: ``array`` (numbers), ``tokens`` (whole numbers that stand for symbols), ``graph``, or
+        ``nodes`` of one graph: arrays as they are, and graphs once they are dealt (see ``data.subgraphs``).
     tables, reader: what samples have in common, such as the text that windows are cut from, and how a batch of ``x`` is
         read from it (see ``ClientData``).
     segment, overlap: ``(n,)`` the recording that a sample was cut from, in whose order the samples stand, and how many
@@ -45,7 +46,7 @@ class Source:
     official_test: np.ndarray | None = None
     shift: np.ndarray | float = 0.0
     scale: np.ndarray | float = 1.0
-    kind: Literal["array", "tokens", "graph"] = "array"
+    kind: Literal["array", "tokens", "graph", "nodes"] = "array"
     tables: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     reader: Reader | None = None
     segment: np.ndarray | None = None

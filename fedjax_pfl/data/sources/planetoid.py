@@ -36,7 +36,7 @@ def _source(name: str, path: Path, nodes: Nodes, licence: str) -> Source:
     }
     return Source(
         f"{name}:{path}", x, nodes.label[x], nodes.classes, official_test=test[x] if len(nodes.test) else None,
-        tables=tables, reader=Rows("features"), licence=licence, where=str(path),
+        kind="nodes", tables=tables, reader=Rows("features"), licence=licence, where=str(path),
     )  # fmt: skip
 
 
