@@ -25,10 +25,11 @@ from fedjax_pfl.experiment.cli import main as command_line
 
 SETTINGS = {
     "digits": "--clients 20 --rounds 50 --target-accuracy 0.94",
-    "mnist": "--clients 100 --join-ratio 0.1 --rounds 30 --batch-size 32 --lr 0.1 --eval-every 10 --target-accuracy 0.95",
+    "mnist": "--clients 100 --join-ratio 0.1 --rounds 30 --batch-size 32 --lr 0.1 --eval-every 10 "
+    "--target-accuracy 0.95",
     "uci_har": "--partition natural --rounds 20 --batch-size 32 --lr 0.05 --eval-every 5 --target-accuracy 0.9",
-    "cifar10": "--partition pathological --clients 100 --join-ratio 0.1 --rounds 20 --model lenet5 --batch-size 32 --lr 0.05 "
-    "--eval-every 5 --target-accuracy 0.7",
+    "cifar10": "--partition pathological --clients 100 --join-ratio 0.1 --rounds 20 --model lenet5 --batch-size 32 "
+    "--lr 0.05 --eval-every 5 --target-accuracy 0.7",
     "shakespeare": "--partition natural --model char_lstm --hidden 32 --join-ratio 0.25 --rounds 10 --lr 1.0 "
     "--eval-every 5 --target-accuracy 0.2",
 }
