@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from fedjax_pfl.algorithms import get
 from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load, make_partition, shard, to_client_data
 from fedjax_pfl.data.assign import check_config
+from fedjax_pfl.data.graphs import GraphReader
 from fedjax_pfl.data.subgraphs import subgraphs
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
@@ -66,13 +68,21 @@ def _placed(
     """The data of the clients that train and of those held out, on the devices; on one device they share examples."""
     data = to_client_data(source, partition)
     if partition.unseen is None:
-        return place_data(shard(data, devices), mesh), None
+        return place_data(shard(data, devices, nodes_of_clients(data)), mesh), None
     held = to_client_data(source, partition.unseen, data.examples)
     if mesh is not None:
-        return place_data(shard(data, devices), mesh), place_data(shard(held, devices), mesh)
+        return place_data(shard(data, devices, nodes_of_clients(data)), mesh), place_data(shard(held, devices), mesh)
     data = place_data(data, None)
     splits = place_data(dataclasses.replace(held, examples={}, tables={}), None)
     return data, dataclasses.replace(splits, examples=data.examples, tables=data.tables)
+
+
+def nodes_of_clients(data: ClientData) -> np.ndarray | None:
+    """Nodes in the training graphs of each client, ``(M,)``, by which clients are dealt to devices; else None."""
+    if not isinstance(data.reader, GraphReader):
+        return None
+    client = np.repeat(np.arange(data.slots), data.train.count)
+    return np.bincount(client, data.examples["x"][data.train.rows[: len(client)], 1], data.slots)
 
 
 def completed(config: Config, extras: Extras) -> Config:
