@@ -178,6 +178,9 @@ def test_what_is_sent_is_the_model_and_the_modulation() -> None:
     [
         ({"policy": "dpg"}, "policy must be ddpg, fixed:ALPHA, random or greedy-validation, found 'dpg'"),
         ({"policy": "fixed:1.5"}, "alpha must lie in 0..1, found 1.5"),
+        ({"bound": -1.0}, "bound must be finite"),
+        ({"penalty": float("nan")}, "penalty must be finite"),
+        ({"embedding_size": 0}, "embedding_size must be finite and at least 1"),
         ({"policy": "fixed:"}, "fixed needs a number"),
         ({"policy": "random:3"}, "found 'random:3'"),
         ({"gain": "global"}, "gain must be one of received, shared, nothing"),

@@ -58,6 +58,10 @@ def make(fed: Federation, options: Any) -> Strength:
         ValueError: an unknown policy or gain, a strength outside 0..1, no validation data where they are read.
     """
     name, _, number = options.policy.partition(":")
+    for option, low in (("hyper_lr", 0), ("penalty", 0), ("embedding_size", 1), ("bound", 1e-6)):
+        value = getattr(options, option)
+        if not low <= value < float("inf"):
+            raise ValueError(f"fedhr: {option} must be finite and at least {low:g}, found {value}")
     allowed: dict[str, tuple[str, ...]] = {"gain": GAINS, "gain_metric": METRICS}
     for option, names in allowed.items():
         if getattr(options, option) not in names:
@@ -119,7 +123,9 @@ def _greedy(fed: Federation) -> Strength:
             losses = jax.vmap(lambda one: fed.loss(one, batch["y"]))(scores)
             return jnp.where(batch["mask"], losses, 0).sum(-1)
 
-        return jnp.asarray(GRID)[_measured(fed, env, state, stat, deliver, who).argmin(-1)].astype(state.alpha.dtype)
+        losses = jnp.nan_to_num(_measured(fed, env, state, stat, deliver, who), nan=jnp.inf)
+        found = jnp.asarray(GRID)[losses.argmin(-1)].astype(state.alpha.dtype)
+        return jnp.where(env.data.validation.count > 0, found, state.alpha)
 
     def choose(env: Env, state: Any, received: Received, who: jax.Array, key: jax.Array) -> Any:
         return state._replace(alpha=jnp.where(who, best(env, state, received, who), state.alpha))
@@ -180,7 +186,7 @@ def client_states(fed: Federation, env: Env, state: Any, who: jax.Array | None) 
 
     def deliver(common: Any, slot: jax.Array) -> Any:
         env, state = common
-        return env, tree.take(state.theta, slot), state.shared
+        return env, tree.take(state.theta, slot), _unmodulated(fed, state, slot)
 
     def stat(delivered: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         env, local, shared = delivered
@@ -196,6 +202,11 @@ def client_states(fed: Federation, env: Env, state: Any, who: jax.Array | None) 
     return jnp.stack([kl / count, euclid, cosine, right / count, progress], -1)
 
 
+def _unmodulated(fed: Federation, state: Any, slot: jax.Array) -> Variables:
+    """What a client would be sent at alpha = 0: the global model with what stays at the client."""
+    return state.shared | partition(tree.take(state.theta, slot), fed.stays)[0]
+
+
 def rewards(
     fed: Federation, options: Any, env: Env, state: Any, received: Received, theta: Variables, who: jax.Array
 ) -> jax.Array:
@@ -208,7 +219,7 @@ def rewards(
         env, (state, theta) = common
         sent = received(env, state, slot)
         after = sent if options.gain == "start" else tree.take(theta, slot)
-        return env, after, sent if options.gain == "received" else state.shared
+        return env, after, sent if options.gain == "received" else _unmodulated(fed, state, slot)
 
     def quality(env: Env, variables: Variables, batch: Any) -> jax.Array:
         scores = fed.scores(env, variables, batch)

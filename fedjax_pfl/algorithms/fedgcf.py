@@ -110,7 +110,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         return local.begin(fed, lr, node | core), local.begin(twin, lr, structure | core)
 
     def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> tuple[local.Training, local.Training]:
-        return local.step(fed, carry[0], batch, key), local.step(twin, carry[1], batch, key)
+        return local.step(fed, carry[0], batch, key), local.step(twin, carry[1], batch, jax.random.fold_in(key, 1))
 
     def end(client: Client, carry: Any, row: Any) -> Any:
         node, (core, structure) = carry[0].variables, partition(carry[1].variables, is_core)

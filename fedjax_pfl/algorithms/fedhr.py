@@ -202,5 +202,5 @@ def fedhr(fed: Federation, options: Options = Options()) -> Algorithm:
         rows=_strength.ROW_FIELDS, floats=(sent + up, sent + down + modulator.floats),
         hyper=fed.hyper(hyper_lr=options.hyper_lr, penalty=options.penalty, **strength.hyper), serve=serve,
         artifacts=lambda env, state: {"alpha": serve(env, state).alpha, "embedding": state.v[0]},
-        newcomer=lambda env, state, fresh: fresh | state.shared,
+        newcomer=lambda env, state, fresh: fresh | partition(state.shared, fed.stays)[1],
     )  # fmt: skip

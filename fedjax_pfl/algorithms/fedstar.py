@@ -9,8 +9,8 @@ Tan, Liu, Long, Jiang, Lu, Zhang; AAAI 2023; https://arxiv.org/abs/2211.13009
     shared s-stream <- sum_{i in S} n_i s-stream_i / sum_{i in S} n_i
 
 Only the structural stream is shared, all else stays at its client. ``personal`` is the client's network with the stream
-as averaged, so it is ``received``. The method brings its own network, with the width, depth and dropout of the
-federation's graph model.
+as averaged, so it is ``received``. A newcomer would lack all other layers: none is served. The method brings its own
+network, with the width, depth and dropout of the federation's graph model.
 """
 
 from __future__ import annotations
@@ -35,4 +35,5 @@ def fedstar(fed: Federation, options: Options = Options()) -> Algorithm:
         ValueError: the federation's model is no graph model.
     """
     two = fed.with_related("two_stream", "fedstar")
-    return averaging(two, "fedstar", private=lambda name: not name.startswith(PARAMS + SHARED_OF_TWO))
+    algorithm = averaging(two, "fedstar", private=lambda name: not name.startswith(PARAMS + SHARED_OF_TWO))
+    return algorithm._replace(newcomer=None)

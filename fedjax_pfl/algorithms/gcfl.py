@@ -11,7 +11,8 @@ Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 
 ``received`` is the cluster's model with the client's private part, ``personal`` the choice on validation samples.
 
-Differs from the paper: only those who report are averaged and split; absent members stay with the part that holds the
+A round averages first and splits then, and the mean update of a cluster is weighted by samples. Differs from the paper:
+only those who report are averaged and split; absent members stay with the part that holds the
 cluster's first reporter. Of equally good models the last one is taken, and of those kept at splits the first. Ours: any
 model may be used, of which everything is shared that the model does not declare private.
 """

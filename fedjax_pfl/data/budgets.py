@@ -143,7 +143,5 @@ def _with_bounds(x: np.ndarray, budgets: Sequence[Budget]) -> list[Budget]:
         own = left & budget.suits(x[:, 1], x[:, 3]) if place + 1 < len(budgets) else left
         left = left & ~own
         if own.any():
-            nodes, edges = (int(x[own, column].max()) for column in (1, 3))
-            together = min(budget.graphs, (budget.nodes - 1) // nodes, budget.edges // max(edges, 1))
-            found.append(budget._replace(together=max(together, 1)))
+            found.append(budget._replace(together=budget.fitting(int(x[own, 1].max()), int(x[own, 3].max()))))
     return found

@@ -40,6 +40,10 @@ class Budget(NamedTuple):
         """Whether graphs of so many nodes and edges may go into such a micro-batch; elementwise, NumPy or JAX."""
         return (nodes < self.nodes) & (edges <= self.edges) & (edges <= self.density * nodes)
 
+    def fitting(self, nodes: int, edges: int) -> int:
+        """How many graphs of at most so many nodes and edges always fit, at least 1."""
+        return max(min(self.graphs, (self.nodes - 1) // nodes, self.edges // max(edges, 1)), 1)
+
     def most(self, samples: int) -> int:
         """The largest number of micro-batches that so many graphs need (static)."""
         return -(-samples // self.together)
@@ -93,6 +97,13 @@ class GraphReader:
                 f"graph {first} has {x[first, 1]} nodes and {x[first, 3]} edges, more than the budgets {self.budgets} "
                 "take: choose them with fedjax_pfl.data.budgets.budgets_for(x)"
             )
+        left = np.ones(len(x), bool)
+        for place, one in enumerate(self.budgets):
+            own = left & one.suits(x[:, 1], x[:, 3]) if place + 1 < len(self.budgets) else left
+            left = left & ~own
+            if own.any() and one.together > one.fitting(int(x[own, 1].max()), int(x[own, 3].max())):
+                raise ValueError(f"{one}: fewer graphs than together={one.together} fit, whichever they are: choose "
+                                 "budgets with fedjax_pfl.data.budgets.budgets_for(x)")  # fmt: skip
 
 
 class Packed(NamedTuple):
