@@ -26,12 +26,12 @@ from fedjax_pfl.experiment.cli import main as command_line
 
 SOCIAL = ("COLLAB_500", "IMDB-BINARY", "IMDB-MULTI")
 GROUPS = {
-    "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"), "ChemBio": CHEM_BIO,
+    "Five": CHEM_BIO[:5], "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"), "ChemBio": CHEM_BIO,
     "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL,
 }  # fmt: skip
 RATIOS = ("fixed:0.9", "fixed:0.7", "fixed:0.5", "fixed:0.3", "fixed:0.1", "fixed:1", "fixed:0")
 POLICIES = ("discounted", "random", "oracle")
-BASELINES = ("gcfl", "gcfl_plus", "fedstar", "fedavg", "fedprox:mu=0.01", "local")
+BASELINES = ("gcfl:epsilon1=0.15", "gcfl_plus:epsilon1=0.15", "fedstar", "fedavg", "fedprox:mu=0.01", "local")
 
 
 @dataclasses.dataclass
@@ -39,7 +39,7 @@ class Options:
     """FedGCF against its controls and baselines."""
 
     groups: tuple[str, ...] = ("Molecules",)
-    """Groups of data sets: Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX."""
+    """Groups of data sets: Five (small ones), Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX."""
     rounds: int = 100
     """Rounds of each method."""
     seeds: int = 3
