@@ -26,8 +26,8 @@ from fedjax_pfl.experiment.cli import main as command_line
 
 SOCIAL = ("COLLAB_500", "IMDB-BINARY", "IMDB-MULTI")
 GROUPS = {
-    "Five": CHEM_BIO[:5], "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"), "ChemBio": CHEM_BIO,
-    "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL,
+    "Five": CHEM_BIO[:5], "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"),
+    "ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL,
 }  # fmt: skip
 RATIOS = ("fixed:0.9", "fixed:0.7", "fixed:0.5", "fixed:0.3", "fixed:0.1", "fixed:1", "fixed:0")
 POLICIES = ("discounted", "random", "oracle")
