@@ -77,7 +77,7 @@ def test_a_run_ends_with_results(make, options: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_model_of_another_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "fedper", "--data", play(), *QUICK, "--partition", "natural"]) == 2
+    assert main(["run", "fedper", "--data", play(), *QUICK, "--partition", "natural", "--model", "mlp"]) == 2
     assert "model mlp reads array data" in " ".join(capsys.readouterr().err.split())
 
 
