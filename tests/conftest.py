@@ -1,5 +1,6 @@
 """Tests run on eight simulated devices; most use the first only. Double precision is a fixture."""
 
+import gc
 import importlib.metadata
 import os
 
@@ -29,3 +30,19 @@ def float64():
     """Double precision inside the test."""
     with jax.enable_x64(True):
         yield
+
+
+MAPS = "/proc/self/maps"
+MOST = 25_000  # of the 65,530 memory maps that Linux gives a process by default; some thousand programs need more
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """Forget compiled programs before they use up the memory maps of the process, which ends it with a crash."""
+    yield
+    if os.path.exists(MAPS):
+        with open(MAPS, "rb") as maps:
+            count = sum(1 for _ in maps)
+        if count > MOST:
+            jax.clear_caches()
+            gc.collect()
