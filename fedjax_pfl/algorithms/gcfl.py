@@ -27,10 +27,12 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import gram, mix, safe_divide, weighted_mean
+from fedjax_pfl.algorithms._fusion import cosines, in_order, shares
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Algorithm, Env, Federation
+from fedjax_pfl.engine.local import masked_mean
 from fedjax_pfl.evaluation import measured_scores
 from fedjax_pfl.models.model import Variables, partition
 from fedjax_pfl.numerics import min_cut
@@ -124,8 +126,7 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         )  # fmt: skip
         delta = jax.vmap(tree.where, (0, 0, 0))(reported, rows, tree.zeros_like(rows))
         same = (state.cluster[:, None] == state.cluster) & reported
-        n = jnp.where(same, env.data.weight, 0)
-        n = safe_divide(n, n.sum(1, keepdims=True))
+        n = shares(same, env.data.weight)
         state = state._replace(W=tree.add(state.W, mix(n, delta, fed.mesh)), private=private)
         state, told = split(env, state, gram(delta, delta, fed.mesh), n, same, reported, cohort.round)
         return state, local.information(metrics, reported) | told
@@ -150,7 +151,7 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         better = splits & (accuracy > state.best_accuracy)
         last = state.W | (state.private or {})
         order = env.data.by_client
-        own = cut_all(state.cluster[order], splits[order], weights[order][:, order], reported[order])
+        own = cut_all(state.cluster[order], splits[order], in_order(weights, order), reported[order])
         cluster = state.cluster.at[order].set(own)
         new = state._replace(
             cluster=cluster, best=jax.vmap(tree.where)(better, last, state.best),
@@ -159,7 +160,11 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         )  # fmt: skip
         sizes = jnp.where(env.data.real, ((cluster[:, None] == cluster) & env.data.real).sum(1), 0)
         clusters = safe_divide(env.data.real, sizes.astype(mean.dtype)).sum()
-        return new, {"clusters": clusters, "mean_update": _mean(mean, reported), "update": _mean(norms, reported)}
+        return new, {
+            "clusters": clusters,
+            "mean_update": masked_mean(mean, reported),
+            "update": masked_mean(norms, reported),
+        }
 
     def serve(env: Env, state: State) -> State:
         return state._replace(chosen=state.best_accuracy > on_validation(env, state))
@@ -194,9 +199,4 @@ def _last(env: Env, state: State, i: jax.Array) -> Variables:
 
 
 def _by_cosine(series: Tree, products: jax.Array, same: jax.Array) -> tuple[jax.Array, jax.Array]:
-    norms = jnp.sqrt(jnp.maximum(jnp.diagonal(products), 0))
-    return safe_divide(products, norms[:, None] * norms) + 1, jnp.array(True)
-
-
-def _mean(values: jax.Array, who: jax.Array) -> jax.Array:
-    return local.masked_mean(values, who)
+    return cosines(products) + 1, jnp.array(True)
