@@ -139,7 +139,7 @@ def check_round(
     np.testing.assert_allclose(edges, np.where(np.eye(M, dtype=bool), np.inf, d), 1e-6, 1e-9)
     assert info["on_paths"] == len(on)
     assert [int(info[f"cluster{k + 1}"]) for k in range(K)] == np.bincount(cluster, minlength=K).tolist()
-    assert float(new.accuracy) == pytest.approx(np.mean([accuracy(start, new, i) for i in range(M)]))
+    assert (float(new.accuracy), "reward" in info) == (-1, False), "a fixed ratio needs no accuracy"
     assert set(algorithm.artifacts(env, new)) == {"topology", "cluster", "path_ends"}
     return on
 
@@ -307,7 +307,7 @@ def test_what_is_sent_are_two_cores_and_one() -> None:
     fed = graph_federation()
     core = 2 * 4 * (4 + 1) * 2  # two layers of two dense layers of width 4
     assert fp.build("fedgcf", fed).floats == (2 * core + 1, core)
-    assert fp.build("fedgcf", fed, policy="fixed:0.7").floats == (2 * core + 1, core)
+    assert fp.build("fedgcf", fed, policy="fixed:0.7").floats == (2 * core, core)
     assert fp.build("fedgcf", fed, policy="oracle").floats == (2 * core + 5, 5 * core)
 
 
@@ -327,7 +327,7 @@ def test_a_newcomer_gets_the_mean_core(float64: None) -> None:
         ({"policy": "fixed:1.2"}, r"policy: the ratio must lie in 0\.\.1, found 1.2"),
         ({"policy": "fixed:-0.1"}, r"policy: the ratio must lie in 0\.\.1, found -0.1"),
         ({"policy": "fixed:nan"}, r"policy: the ratio must lie in 0\.\.1, found nan"),
-        ({"policy": "fixed"}, "policy: fixed needs a ratio, such as fixed:0.7, found ''"),
+        ({"policy": "fixed"}, "policy: fixed needs a number, such as fixed:0.5 .the ratio., found ''"),
         ({"clusters": 0}, "clusters must be at least 1, found 0"),
         ({"paths": 0}, "paths must be at least 1, found 0"),
         ({"similarity": "model"}, "similarity must be one of update, parameters, found 'model'"),
@@ -348,5 +348,7 @@ def test_what_it_cannot_work_on_is_told() -> None:
         fp.build("fedgcf", federation())
     data = tiny_data()
     without = client_data(data.examples, CLASSES, np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
-    with pytest.raises(ValueError, match="fedgcf needs validation data: set a validation fraction above 0"):
+    with pytest.raises(
+        ValueError, match="fedgcf with policy ucb needs validation data: set a validation fraction above 0"
+    ):
         fp.build("fedgcf", family_federation(without))

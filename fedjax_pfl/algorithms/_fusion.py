@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import EXACT, safe_divide
+from fedjax_pfl.algorithms import _policy
 from fedjax_pfl.numerics import Bandit, discounted_ucb, fixed_arm, random_arm, ucb1
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)  # arms: the share of the structural model
@@ -20,10 +21,14 @@ POLICIES = "ucb, discounted, fixed:RATIO, random or oracle"
 
 
 class Policy(NamedTuple):
-    """Who picks the ratio: the arms, a bandit over them, and whether all arms are tried on validation samples."""
+    """Who picks the ratio: the arms and a bandit over them.
+
+    measures: what comes of a ratio is measured on validation samples; oracle: all ratios are, to take the best.
+    """
 
     ratios: tuple[float, ...]
     bandit: Bandit
+    measures: bool = True
     oracle: bool = False
 
 
@@ -35,20 +40,14 @@ def policy(name: str, c: float, discount: float) -> Policy:
     """
     kind, colon, number = name.partition(":")
     if kind == "fixed":
-        try:
-            ratio = float(number)
-        except ValueError as error:
-            raise ValueError(f"fedgcf: policy: fixed needs a ratio, such as fixed:0.7, found {number!r}") from error
-        if not 0 <= ratio <= 1:
-            raise ValueError(f"fedgcf: policy: the ratio must lie in 0..1, found {ratio}")
-        return Policy((ratio,), fixed_arm(0))
+        return Policy((_policy.fixed("fedgcf", "the ratio", number),), fixed_arm(0), measures=False)
     makers: dict[str, Callable[[], Bandit]] = {
         "ucb": lambda: ucb1(c), "discounted": lambda: discounted_ucb(c, discount), "random": random_arm,
         "oracle": random_arm,
     }  # fmt: skip
     if colon or kind not in makers:
         raise ValueError(f"fedgcf: policy must be {POLICIES}, found {name!r}")
-    return Policy(RATIOS, makers[kind](), kind == "oracle")
+    return Policy(RATIOS, makers[kind](), measures=kind != "random", oracle=kind == "oracle")
 
 
 def cosines(products: jax.Array) -> jax.Array:

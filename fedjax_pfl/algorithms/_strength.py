@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import safe_norm
+from fedjax_pfl.algorithms import _policy
 from fedjax_pfl.engine import random, tree
 from fedjax_pfl.engine.clients import measure
 from fedjax_pfl.engine.federation import Env, Federation
@@ -67,7 +68,7 @@ def make(fed: Federation, options: Any) -> Strength:
         if getattr(options, option) not in names:
             raise ValueError(f"fedhr: {option} must be one of {', '.join(names)}, found {getattr(options, option)!r}")
     if name == "fixed":
-        return _fixed(number)
+        return _fixed(_policy.fixed("fedhr", "alpha", number))
     if number or name not in ("ddpg", "random", "greedy-validation"):
         known = "ddpg, fixed:ALPHA, random or greedy-validation"
         raise ValueError(f"fedhr: policy must be {known}, found {options.policy!r}")
@@ -85,14 +86,7 @@ def _no_lesson(env: Env, state: Any, *rest: Any) -> tuple[Any, dict[str, jax.Arr
     return state, {}
 
 
-def _fixed(number: str) -> Strength:
-    try:
-        alpha = float(number)
-    except ValueError as error:
-        raise ValueError(f"fedhr: fixed needs a number, such as fixed:0.5, found {number!r}") from error
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"fedhr: alpha must lie in 0..1, found {alpha}")
-
+def _fixed(alpha: float) -> Strength:
     def serve(env: Env, state: Any, received: Received) -> Any:
         return state._replace(alpha=jnp.full_like(state.alpha, env.hyper["alpha"]))
 

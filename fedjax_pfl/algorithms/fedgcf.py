@@ -44,7 +44,7 @@ ROW_FIELDS = ("core", "node", "structure", "cluster", "distance")
 
 
 class State(NamedTuple):
-    """bandit: of the ratio. accuracy: mean validation accuracy of the received models, -1 before the first round.
+    """bandit: of the ratio. accuracy: mean validation accuracy of the received models, -1 before it is measured.
     paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows: core, what each client
     receives; node, omega_t; structure, the private part of omega_s; cluster ``(slots,)`` int32, of the last round in
     which the client reported, -1 before any; distance ``(slots, slots)``, of the last round in which anybody reported,
@@ -91,7 +91,8 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     _fusion.check(options)
     policy = _fusion.policy(options.policy, options.exploration, options.fading)
     twin = fed.with_related("structure", "fedgcf")
-    fed.require_validation("fedgcf")
+    if policy.measures:
+        fed.require_validation(f"fedgcf with policy {options.policy}")
 
     def init(env: Env, key: jax.Array) -> State:
         slots = env.data.slots
@@ -141,29 +142,31 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         on = on_longest_paths(d, options.paths, real)
         omega_N = weighted_mean(omega_t, n.at[order].multiply(on.mask))
 
-        def with_ratio(ratio: jax.Array) -> tuple[State, jax.Array]:
+        def with_ratio(ratio: jax.Array) -> State:
             mixed = jax.tree.map(lambda s, t: (ratio * s + (1 - ratio) * t).astype(s.dtype), omega_S, omega_N)
-            new = state._replace(core=jax.vmap(tree.where)(reported, mixed, state.core))
-            return new, accuracy(env, new)
+            return state._replace(core=jax.vmap(tree.where)(reported, mixed, state.core))
 
         ratios, bandit = jnp.asarray(policy.ratios, state.accuracy.dtype), state.bandit
         if policy.oracle:
-            arm = jax.lax.map(lambda ratio: with_ratio(ratio)[1], ratios).argmax()
+            arm = jax.lax.map(lambda ratio: accuracy(env, with_ratio(ratio)), ratios).argmax()
         else:
             arm = policy.bandit.choose(bandit, random.stream(key, random.LEARN))
-        new, found = with_ratio(ratios[arm])
-        reward = _fusion.reward(found, state.accuracy)
+        new = with_ratio(ratios[arm])
+        told = {}
+        if policy.measures:
+            found = accuracy(env, new)
+            told["reward"] = _fusion.reward(found, state.accuracy)
+            new = new._replace(accuracy=found)
         new = new._replace(
-            bandit=policy.bandit.update(bandit, arm, reward), accuracy=found, paths=on.pairs,
+            bandit=policy.bandit.update(bandit, arm, told.get("reward", jnp.zeros((), ratios.dtype))), paths=on.pairs,
             cluster=jnp.where(reported, cluster, state.cluster),
             distance=state.distance.at[order[:, None], order].set(_fusion.stored(d)),
         )  # fmt: skip
-        told = {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
+        told |= {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
         told |= {f"arm{ratio:g}": new.bandit.plays[k] for k, ratio in enumerate(policy.ratios)}
         told |= {"on_paths": on.mask.sum(), "path_hops": on.hops.sum() / jnp.maximum((on.hops > 0).sum(), 1)}
-        return new, {name: jnp.asarray(value, found.dtype) for name, value in told.items()} | {
-            "ratio": ratios[arm], "reward": reward,
-        }  # fmt: skip
+        told["ratio"] = ratios[arm]
+        return new, {name: jnp.asarray(value, ratios.dtype) for name, value in told.items()}
 
     def compared(env: Env, state: State, omega: Variables) -> jax.Array:
         """Inner products of what clients are compared by, ``(clients, clients)``."""
@@ -184,10 +187,10 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         return tree.take(state.node, i)
 
     core = fed.model.count(is_core)
-    trials = len(policy.ratios) if policy.oracle else 1
+    sent = len(policy.ratios) if policy.oracle else 1  # fused cores; their accuracies come back where they are measured
     return Algorithm(
         "fedgcf", init, round_, received, personal, None, fed.scores, rows=ROW_FIELDS,
-        floats=(2 * core + trials, trials * core), hyper=fed.hyper(),
+        floats=(2 * core + policy.measures * sent, sent * core), hyper=fed.hyper(),
         artifacts=lambda env, state: {
             "topology": _fusion.edges(state.distance), "cluster": state.cluster, "path_ends": state.paths,
         },

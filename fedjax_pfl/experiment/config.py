@@ -89,7 +89,9 @@ class Config:
         if not held and self.rounds.adapt_steps != RoundsConfig.adapt_steps:
             raise ValueError("adapt_steps belongs to held_out, and no client is held out: leave it out")
         if self.data.partition_file is not None:
-            ignored = dataclasses.replace(self.data, data=DataConfig.data, data_dir=None, partition_file=None)
+            ignored = dataclasses.replace(
+                self.data, data=DataConfig.data, data_dir=None, samples=None, partition_file=None
+            )
             for part in (ignored, self.partition):
                 for field in dataclasses.fields(part):
                     if getattr(part, field.name) != field.default:
@@ -98,8 +100,8 @@ class Config:
 
 
 LEAST: dict[str, float] = {
-    "clients": 1, "partition_seed": 0, "local_epochs": 1, "batch_size": 1, "lr": 0, "lr_decay": 0, "lr_step": 1,
-    "weight_decay": 0, "rounds": 1, "seed": 0, "seeds": 1, "eval_every": 1, "last_k": 1, "adapt_steps": 1,
+    "samples": 1, "clients": 1, "partition_seed": 0, "local_epochs": 1, "batch_size": 1, "lr": 0, "lr_decay": 0,
+    "lr_step": 1, "weight_decay": 0, "rounds": 1, "seed": 0, "seeds": 1, "eval_every": 1, "last_k": 1, "adapt_steps": 1,
     "client_chunk": 1, "devices": 1, "checkpoint_seconds": 0,
 }  # fmt: skip
 

@@ -16,6 +16,8 @@ class DataConfig:
     """Data source, such as digits, cifar10, mnist-idx:DIR or csv:FILE,label=NAME (see: list data)."""
     data_dir: str | None = None
     """Folder in which files of data are looked for; nothing is downloaded then."""
+    samples: int | None = None
+    """At most so many samples of each data set, each class by its share, the same ones always (default: all)."""
     partition: str | None = None
     """How samples are dealt to clients (see: list partitions; default: dirichlet, or natural for several data sets)."""
     clients: int | None = None

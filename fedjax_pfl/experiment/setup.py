@@ -16,6 +16,7 @@ from fedjax_pfl.data import ClientData, Partition, PartitionConfig, Source, load
 from fedjax_pfl.data.assign import check_config
 from fedjax_pfl.data.graphs import GraphReader
 from fedjax_pfl.data.subgraphs import subgraphs
+from fedjax_pfl.data.thinning import thinned
 from fedjax_pfl.engine.cohort import Participation
 from fedjax_pfl.engine.federation import Algorithm, Federation
 from fedjax_pfl.engine.sharding import client_mesh, place_data
@@ -57,7 +58,7 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     data, unseen = _placed(source, partition, config.machine.devices, mesh)
     fed = Federation(
         model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
-        participation=participation, mesh=mesh, **_local_work(config),
+        seeds=config.rounds.seeds, participation=participation, mesh=mesh, **_local_work(config),
     )  # fmt: skip
     return fed, extras._replace(unseen=unseen)
 
@@ -137,6 +138,8 @@ def load_data(config: Config) -> Extras:
     if data.partition_file is not None:
         Partition.load(data.partition_file)  # what is wrong with it is told before the data is loaded
     source = load(data.data, data.data_dir)
+    if data.samples is not None:
+        source = thinned(source, data.samples)
     if data.partition_file is not None:
         return Extras(source, Partition.load(data.partition_file, source.y))
     if data.partition is None and len(source.datasets) > 1:
