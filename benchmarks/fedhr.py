@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -76,7 +77,7 @@ def run(data: str, options: Options) -> Path:
 def table(folder: Path) -> Table:
     """One line a method."""
     goal = float(SETTINGS[folder.name].split("--target-accuracy ")[1].split()[0])
-    made = Table(title=f"{folder.name}: mean and deviation over seeds")
+    made = Table(title=f"{folder.name}: mean and deviation over seeds", box=box.MARKDOWN)
     made.add_column("method", no_wrap=True)
     for head in ("PA", "GA", "PA received", "validation, received", "TCC, million floats", "alpha"):
         made.add_column(head, justify="right")

@@ -72,7 +72,7 @@ CASES = [
     Case("fedapa", {"eta": 0.1, "centring": "cosine"}, ("lr", "eta")),
     Case("fedhr", {"policy": "fixed:0.7"}, ("lr", "hyper_lr")),
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
-    Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr",), form="family"),
+    Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr", "ratio"), form="family"),
     Case("fedgcf", {"policy": "ucb", "paths": 2}, form="family"),
     Case("fedstar", {}, ("lr",), form="graphs"),
     Case("gcfl", SPLITS_SOON, ("lr",)),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.numerics import Bandit, discounted_ucb, fixed_arm, mean_rewards, random_arm, ucb1
+from fedjax_pfl.numerics import Bandit, discounted_ucb, mean_rewards, random_arm, ucb1
 
 KEY = jax.random.key(0)
 
@@ -102,8 +102,7 @@ def test_a_forgotten_arm_has_no_bonus_without_a_constant() -> None:
     assert bandit.choose(state, KEY) == 0
 
 
-def test_fixed_and_random_arms() -> None:
-    np.testing.assert_array_equal(play(fixed_arm(3), np.zeros((6, 4), np.float32)), 3)
+def test_random_arms() -> None:
     arms = play(random_arm(), np.zeros((4000, 4), np.float32))
     np.testing.assert_allclose(np.bincount(arms, minlength=4) / 4000, 0.25, atol=0.03)
     state = random_arm().init(3)
@@ -140,8 +139,6 @@ def test_wrong_arguments_are_named() -> None:
         "c must be a number >= 0, found nan": lambda: ucb1(math.nan),
         r"the discount must lie in \(0, 1\], found 0": lambda: discounted_ucb(1.0, 0),
         r"the discount must lie in \(0, 1\], found 1.5": lambda: discounted_ucb(1.0, 1.5),
-        "arm must be at least 0, found -1": lambda: fixed_arm(-1),
-        "there is no arm 5 among 5": lambda: fixed_arm(5).init(5),
         "arms must be at least 1, found 0": lambda: ucb1().init(0),
     }.items():
         with pytest.raises(ValueError, match=message):

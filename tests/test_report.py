@@ -238,6 +238,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("troubled")
     failures = [{"seed": 0, "round": 3, "client": EVIL}]
     trouble = {"status": "interrupted", "rounds_planned": 50, "command": EVIL, "failures": failures}
+    trouble |= {"partition_notes": [EVIL]}
     first = write_run(root / "a", "fedapa", options={"name": EVIL}, seeds=1, **trouble)
     second = write_run(root / EVIL.replace("/", ""), "fedapa", options={"name": "b\n\x00"}, partition_sha256="00")
     with open(first / "metrics.jsonl", "a") as stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation import EXACT, safe_divide
 from fedjax_pfl.algorithms import _policy
-from fedjax_pfl.numerics import Bandit, discounted_ucb, fixed_arm, random_arm, ucb1
+from fedjax_pfl.numerics import Bandit, discounted_ucb, random_arm, ucb1
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)  # arms: the share of the structural model
 SIMILARITIES = ("update", "parameters")
@@ -21,15 +21,15 @@ POLICIES = "ucb, discounted, fixed:RATIO, random or oracle"
 
 
 class Policy(NamedTuple):
-    """Who picks the ratio: the arms and a bandit over them.
+    """Who picks the ratio: a bandit over the arms RATIOS, or nobody (None), where it is the hyper-parameter ``ratio``.
 
     measures: what comes of a ratio is measured on validation samples; oracle: all ratios are, to take the best.
     """
 
-    ratios: tuple[float, ...]
-    bandit: Bandit
-    measures: bool = True
+    bandit: Bandit | None
+    measures: bool = False
     oracle: bool = False
+    hyper: Mapping[str, float] = {}
 
 
 def policy(name: str, c: float, discount: float) -> Policy:
@@ -40,14 +40,37 @@ def policy(name: str, c: float, discount: float) -> Policy:
     """
     kind, colon, number = name.partition(":")
     if kind == "fixed":
-        return Policy((_policy.fixed("fedgcf", "the ratio", number),), fixed_arm(0), measures=False)
+        return Policy(None, hyper={"ratio": _policy.fixed("fedgcf", "the ratio", number)})
     makers: dict[str, Callable[[], Bandit]] = {
         "ucb": lambda: ucb1(c), "discounted": lambda: discounted_ucb(c, discount), "random": random_arm,
         "oracle": random_arm,
     }  # fmt: skip
     if colon or kind not in makers:
         raise ValueError(f"fedgcf: policy must be {POLICIES}, found {name!r}")
-    return Policy(RATIOS, makers[kind](), measures=kind != "random", oracle=kind == "oracle")
+    return Policy(makers[kind](), measures=kind != "random", oracle=kind == "oracle")
+
+
+def picked(
+    policy: Policy, state: Any, with_ratio: Callable[[jax.Array], Any], accuracy: Callable[[Any], jax.Array],
+    key: jax.Array,
+) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
+    """The state with the ratio of the arm that a bandit picks, and what it has learned from it.
+
+    state: FedGCF's, of which bandit and accuracy are read; with_ratio: ratio -> state; accuracy: of a state.
+    """
+    assert policy.bandit is not None
+    ratios = jnp.asarray(RATIOS, state.accuracy.dtype)
+    if policy.oracle:
+        arm = jax.lax.map(lambda ratio: accuracy(with_ratio(ratio)), ratios).argmax()
+    else:
+        arm = policy.bandit.choose(state.bandit, key)
+    new, told, gain = with_ratio(ratios[arm]), {"ratio": ratios[arm]}, jnp.zeros_like(state.accuracy)
+    if policy.measures:
+        found = accuracy(new)
+        gain = told["reward"] = reward(found, state.accuracy)
+        new = new._replace(accuracy=found)
+    bandit = policy.bandit.update(state.bandit, arm, gain)
+    return new._replace(bandit=bandit), told | {f"arm{ratio:g}": bandit.plays[k] for k, ratio in enumerate(RATIOS)}
 
 
 def cosines(products: jax.Array) -> jax.Array:

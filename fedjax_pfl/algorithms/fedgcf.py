@@ -44,13 +44,13 @@ ROW_FIELDS = ("core", "node", "structure", "cluster", "distance")
 
 
 class State(NamedTuple):
-    """bandit: of the ratio. accuracy: mean validation accuracy of the received models, -1 before it is measured.
-    paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows: core, what each client
-    receives; node, omega_t; structure, the private part of omega_s; cluster ``(slots,)`` int32, of the last round in
-    which the client reported, -1 before any; distance ``(slots, slots)``, of the last round in which anybody reported,
-    -1 where one of the two did not, and with itself."""
+    """bandit: of the ratio, or None where it is fixed. accuracy: mean validation accuracy of the received models, -1
+    before it is measured. paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows:
+    core, what each client receives; node, omega_t; structure, the private part of omega_s; cluster ``(slots,)`` int32,
+    of the last round in which the client reported, -1 before any; distance ``(slots, slots)``, of the last round in
+    which anybody reported, -1 where one of the two did not, and with itself."""
 
-    bandit: BanditState
+    bandit: BanditState | None
     accuracy: jax.Array
     paths: jax.Array
     core: Variables
@@ -101,7 +101,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         core, own = partition(node, is_core)[0], partition(structure, is_core)[1]
         nowhere, kind = jnp.full(slots, -1, jnp.int32), jnp.result_type(float)
         return State(
-            policy.bandit.init(len(policy.ratios)), jnp.full((), -1, kind),
+            policy.bandit and policy.bandit.init(len(_fusion.RATIOS)), jnp.full((), -1, kind),
             jnp.full((options.paths, 2), -1, jnp.int32), core, node, own, nowhere,
             jnp.full((slots, slots), -1, kind),
         )  # fmt: skip
@@ -142,31 +142,23 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         on = on_longest_paths(d, options.paths, real)
         omega_N = weighted_mean(omega_t, n.at[order].multiply(on.mask))
 
+        state = state._replace(
+            paths=on.pairs, cluster=jnp.where(reported, cluster, state.cluster),
+            distance=state.distance.at[order[:, None], order].set(_fusion.stored(d)),
+        )  # fmt: skip
+
         def with_ratio(ratio: jax.Array) -> State:
             mixed = jax.tree.map(lambda s, t: (ratio * s + (1 - ratio) * t).astype(s.dtype), omega_S, omega_N)
             return state._replace(core=jax.vmap(tree.where)(reported, mixed, state.core))
 
-        ratios, bandit = jnp.asarray(policy.ratios, state.accuracy.dtype), state.bandit
-        if policy.oracle:
-            arm = jax.lax.map(lambda ratio: accuracy(env, with_ratio(ratio)), ratios).argmax()
-        else:
-            arm = policy.bandit.choose(bandit, random.stream(key, random.LEARN))
-        new = with_ratio(ratios[arm])
-        told = {}
-        if policy.measures:
-            found = accuracy(env, new)
-            told["reward"] = _fusion.reward(found, state.accuracy)
-            new = new._replace(accuracy=found)
-        new = new._replace(
-            bandit=policy.bandit.update(bandit, arm, told.get("reward", jnp.zeros((), ratios.dtype))), paths=on.pairs,
-            cluster=jnp.where(reported, cluster, state.cluster),
-            distance=state.distance.at[order[:, None], order].set(_fusion.stored(d)),
-        )  # fmt: skip
-        told |= {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
-        told |= {f"arm{ratio:g}": new.bandit.plays[k] for k, ratio in enumerate(policy.ratios)}
+        told = {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
         told |= {"on_paths": on.mask.sum(), "path_hops": on.hops.sum() / jnp.maximum((on.hops > 0).sum(), 1)}
-        told["ratio"] = ratios[arm]
-        return new, {name: jnp.asarray(value, ratios.dtype) for name, value in told.items()}
+        if policy.bandit is None:
+            new, picked = with_ratio(env.hyper["ratio"]), {"ratio": env.hyper["ratio"]}
+        else:
+            key = random.stream(key, random.LEARN)
+            new, picked = _fusion.picked(policy, state, with_ratio, lambda state: accuracy(env, state), key)
+        return new, {name: jnp.asarray(value, d.dtype) for name, value in (told | picked).items()}
 
     def compared(env: Env, state: State, omega: Variables) -> jax.Array:
         """Inner products of what clients are compared by, ``(clients, clients)``."""
@@ -187,10 +179,11 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         return tree.take(state.node, i)
 
     core = fed.model.count(is_core)
-    sent = len(policy.ratios) if policy.oracle else 1  # fused cores; their accuracies come back where they are measured
+    sent = len(_fusion.RATIOS) if policy.oracle else 1  # cores a client receives, and accuracies that it tells of them
     return Algorithm(
         "fedgcf", init, round_, received, personal, None, fed.scores, rows=ROW_FIELDS,
-        floats=(2 * core + policy.measures * sent, sent * core), hyper=fed.hyper(),
+        floats=(2 * core + policy.measures * sent, sent * core),
+        hyper=fed.hyper(**policy.hyper),
         artifacts=lambda env, state: {
             "topology": _fusion.edges(state.distance), "cluster": state.cluster, "path_ends": state.paths,
         },

@@ -162,7 +162,8 @@ class Session:
             "samples_per_s": result.samples / seconds,
         }  # fmt: skip
         return results(self.config, self.recorder, self.extras.source, self.extras.partition) | {
-            "data": self.extras.source.name, "partition_sha256": self.extras.partition.sha256, "timing": timing,
+            "data": self.extras.source.name, "partition_sha256": self.extras.partition.sha256,
+            "partition_notes": list(self.extras.partition.notes), "timing": timing,
             "memory": {"predicted_bytes": self.predicted.total, "peak_bytes": peak, "peak_source": source},
             "status": status, "command": self.command,
         }  # fmt: skip

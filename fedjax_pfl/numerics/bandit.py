@@ -70,22 +70,6 @@ def discounted_ucb(c: Scalar = math.sqrt(2), discount: Scalar = 0.95) -> Bandit:
     return Bandit(_init, choose, lambda state, arm, reward: _update(state, arm, reward, discount))
 
 
-def fixed_arm(arm: int) -> Bandit:
-    """Always the same arm.
-
-    Raises:
-        ValueError: the arm is negative; at ``init``, there is no such arm.
-    """
-    _checks.at_least(0, arm=arm)
-
-    def init(n: int) -> BanditState:
-        if arm >= n:
-            raise ValueError(f"bandit: there is no arm {arm} among {n}; arms are numbered from 0")
-        return _init(n)
-
-    return Bandit(init, lambda state, key: jnp.array(arm, jnp.int32), _update)
-
-
 def random_arm() -> Bandit:
     """An arm drawn uniformly by the key."""
 

@@ -155,11 +155,13 @@ def _runs(runs: Sequence[Run]) -> str:
 
 
 def _sources(runs: Sequence[Run]) -> str:
-    """Where the memory figures come from, and the partition's whole hash where there is one."""
+    """Where the memory figures come from; the partition's whole hash, and what is to be known of it."""
     peaks = dict.fromkeys(str((run.summary.get("memory") or {}).get("peak_source") or "") for run in runs)
     hashes = dict.fromkeys(str(run.summary.get("partition_sha256") or "") for run in runs)
     notes = [f"Peak memory: {' | '.join(filter(None, peaks))}."] if any(peaks) else []
     notes += [f"Partition sha256: {'; '.join(filter(None, hashes))}."] if any(hashes) else []
+    told = dict.fromkeys(str(note) for run in runs for note in run.summary.get("partition_notes") or ())
+    notes += [f"Partition: {'; '.join(told)}."] if told else []
     return " ".join(notes)
 
 
