@@ -276,6 +276,14 @@ def test_an_absent_client_with_a_huge_model_spoils_nobodys_clusters() -> None:
     assert np.isfinite(inside).all()
 
 
+def test_what_rounding_left_of_equal_cosines_is_no_distance() -> None:
+    products = np.array([[1.0, 0.3, 0.3], [np.nextafter(np.float32(0.3), 1), 1, 0.3], [0.3, 0.3, 1]], np.float32)
+    for real in (np.ones(3, bool), np.array([True, True, False])):
+        d = np.asarray(_fusion.distances(jnp.asarray(products), "minmax", jnp.asarray(real), 0.01))
+        pair = real[:, None] & real & ~np.eye(3, dtype=bool)
+        np.testing.assert_allclose(d, np.where(pair, 1.01, np.inf), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reward"),
     [(-1, 0.9, 0.5), (0.5, 0.5, 0.5), (0.5, 0.52, 0.7), (0.5, 0.47, 0.2), (0.5, 0.6, 1), (0.5, 0.1, 0), (0, 0, 0.5)],

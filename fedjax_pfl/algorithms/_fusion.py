@@ -89,8 +89,10 @@ def distances(products: jax.Array, kind: str, real: jax.Array, epsilon: float) -
     pair = real[:, None] & real & ~np.eye(len(products), dtype=bool)
     s = cosines(products)
     if kind == "minmax":
+        s = (s + s.T) / 2
         low, high = jnp.where(pair, s, 1).min(), jnp.where(pair, s, -1).max()
-        d = 1 - safe_divide(s - low, high - low) + epsilon
+        alike = high - low <= 10 * jnp.finfo(s.dtype).eps  # what rounding left of equal cosines is not to be scaled up
+        d = 1 - jnp.where(alike, 0, safe_divide(s - low, high - low)) + epsilon
     elif kind == "one_minus_cosine":
         d = 1 - s
     else:
