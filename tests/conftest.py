@@ -12,6 +12,7 @@ if importlib.metadata.version("jax").startswith("0.10."):  # unknown flags abort
     flags = f"{flags} --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = flags.strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # scikit-learn's threads would wait for those of the other workers
 
 import jax
 import pytest

@@ -12,9 +12,11 @@ Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 ``received`` is the cluster's model with the client's private part, ``personal`` the choice on validation samples.
 
 A round averages first and splits then, and the mean update of a cluster is weighted by samples. Differs from the paper:
-only those who report are averaged and split; absent members stay with the part that holds the
-cluster's first reporter. Of equally good models the last one is taken, and of those kept at splits the first. Ours: any
-model may be used, of which everything is shared that the model does not declare private.
+only those who report are averaged and split; absent members stay with the part that holds the cluster's first reporter.
+Of equally good models the last one is taken, and of those kept at splits the first. Ours: any model may be used, of
+which everything is shared that the model does not declare private. The released code keeps each client's Adam from
+round to round, with the weight decay in its gradient; here it starts anew, decoupled, so that updates are longer and
+clusters split at another epsilon1 (see ``benchmarks``).
 """
 
 from __future__ import annotations

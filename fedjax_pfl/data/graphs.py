@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.data.pointing import Pointing
+
 if TYPE_CHECKING:
     import jraph
 
@@ -51,7 +53,7 @@ class Budget(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class GraphBatch:
+class GraphBatch(Pointing):
     """A batch of graphs that is not packed yet: rows ``(..., 5)`` int32 and the tables that they point into.
 
     budgets: see ``Budget``; the last one takes what no other takes. scan: loops are static, so that every derivative
@@ -62,16 +64,6 @@ class GraphBatch:
     tables: dict[str, Array]
     budgets: tuple[Budget, ...] = dataclasses.field(metadata={"static": True})
     scan: bool = dataclasses.field(default=False, metadata={"static": True})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the rows."""
-        return jnp.shape(self.rows)
-
-    @property
-    def dtype(self) -> Any:
-        """The type of the rows."""
-        return self.rows.dtype
 
 
 @dataclasses.dataclass(frozen=True)

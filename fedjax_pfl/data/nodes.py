@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.data.pointing import Pointing
+
 if TYPE_CHECKING:
     import jraph
 
@@ -24,7 +26,7 @@ COLUMNS = 5  # first node, nodes, first edge, edges of the client's graph, and t
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class NodeBatch:
+class NodeBatch(Pointing):
     """Nodes of one client: rows ``(B, 5)`` int32 and the tables that they point into.
 
     nodes, edges: slots of the graph that is made of them: more than the largest client has nodes, as many as edges.
@@ -34,16 +36,6 @@ class NodeBatch:
     tables: dict[str, Array]
     nodes: int = dataclasses.field(metadata={"static": True})
     edges: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the rows."""
-        return jnp.shape(self.rows)
-
-    @property
-    def dtype(self) -> Any:
-        """The type of the rows."""
-        return self.rows.dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from fedjax_pfl.data.graphs import GraphBatch
-from fedjax_pfl.data.nodes import NodeBatch
+from fedjax_pfl.data.pointing import Pointing
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.federation import Federation
 from fedjax_pfl.engine.simulation import Simulation
@@ -84,7 +83,7 @@ def _jaxpr_bytes(function: Any, *shapes: Any) -> int:
 
 def _without_tables(shapes: Any) -> Any:
     """A batch of graphs points into tables, which all clients share and which count as data."""
-    if isinstance(shapes, dict) and isinstance(shapes.get("x"), GraphBatch | NodeBatch):
+    if isinstance(shapes, dict) and isinstance(shapes.get("x"), Pointing):
         return shapes | {"x": shapes["x"].rows}
     return shapes
 
