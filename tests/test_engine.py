@@ -24,6 +24,8 @@ from fedjax_pfl.engine.rounds import one_round, rollout
 from fedjax_pfl.engine.sharding import client_mesh
 from fedjax_pfl.engine.simulate import run
 from fedjax_pfl.engine.simulation import Simulation
+from fedjax_pfl.experiment.config import configure
+from fedjax_pfl.experiment.setup import build_federation
 
 M, BATCH, EPOCHS = len(SIZES), 4, 3
 KEY = jax.random.key(11)
@@ -511,3 +513,16 @@ def test_going_on_needs_the_state() -> None:
     fed = federation()
     with pytest.raises(ValueError, match="cannot go on from round 2 of 4"):
         fp.simulate(fed, fp.build("fedavg", fed), rounds=4, first=2)
+
+
+# Clients at a time.
+
+
+def test_seeds_share_the_models_that_train_at_a_time() -> None:
+    """Four small models on a CPU, whichever they are, and one at least."""
+    chunks = [federation(client_chunk=None, seeds=seeds).chunk for seeds in (1, 2, 3, 5)]
+    assert chunks == [4, 2, 1, 1]
+    assert federation(client_chunk=3, seeds=5).chunk == 3
+    with pytest.raises(ValueError, match="seeds must be at least 1, found 0"):
+        federation(seeds=0)
+    assert build_federation(configure("local", clients=2, seeds=3))[0].seeds == 3
