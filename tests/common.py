@@ -31,14 +31,13 @@ class Case(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
     differentiable: tuple[str, ...] = ()
     one_device: bool = False
-    form: str = "plain"  # graphs, or a family: a plain model that has the forms of a graph model
+    form: str = "plain"  # or a family: a plain model that has the forms of a graph model
 
     def data(self, sizes: tuple[int, ...] = SIZES) -> ClientData:
-        return graph_data(sizes) if self.form == "graphs" else tiny_data(sizes)
+        return tiny_data(sizes)
 
     def federation(self, data: ClientData | None = None, **options: Any) -> Federation:
-        made = {"plain": federation, "graphs": graph_federation, "family": family_federation}
-        return made[self.form](data, **options)
+        return (family_federation if self.form == "family" else federation)(data, **options)
 
     @property
     def id(self) -> str:
@@ -74,7 +73,7 @@ CASES = [
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
     Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr", "ratio"), form="family"),
     Case("fedgcf", {"policy": "ucb", "paths": 2}, form="family"),
-    Case("fedstar", {}, ("lr",), form="graphs"),
+    Case("fedstar", {}, ("lr",), form="family"),
     Case("gcfl", SPLITS_SOON, ("lr",)),
     Case("gcfl_plus", SPLITS_SOON | {"series_length": 2}, ("lr",)),
 ]
@@ -121,6 +120,16 @@ class FamilyNet(nn.Module):
         return nn.Dense(CLASSES, name="head", param_dtype=kind)(x)
 
 
+class TwoStreams(nn.Module):
+    """Features -> 4 (structure), and beside it -> 4 (input) -> head, smooth: with the names of FedStar's network."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kind = jnp.result_type(float)
+        s, x = (nn.tanh(nn.Dense(4, name=name, param_dtype=kind)(x)) for name in ("structure", "input"))
+        return nn.Dense(CLASSES, name="head", param_dtype=kind)(jnp.concatenate([s, x], -1))
+
+
 def tiny_data(sizes: tuple[int, ...] = SIZES, seed: int = 0, tested: int = 4) -> ClientData:
     """Clients of unequal size, with two validation samples and ``tested`` test samples each, on the host."""
     rng = np.random.default_rng(seed)
@@ -143,8 +152,9 @@ def federation(data: ClientData | None = None, module: nn.Module | None = None, 
 
 def family_federation(data: ClientData | None = None, **options: Any) -> Federation:
     """The tiny federation with a model that has the forms and the core of a graph model."""
-    raw, structure = (fp.flax_model(FamilyNet(form), np.zeros((1, FEATURES))) for form in ("raw", "structure"))
-    model = dataclasses.replace(raw, related=lambda form: structure)
+    modules = {"raw": FamilyNet(), "structure": FamilyNet("structure"), "two_stream": TwoStreams()}
+    models = {form: fp.flax_model(module, np.zeros((1, FEATURES))) for form, module in modules.items()}
+    model = dataclasses.replace(models["raw"], related=models.__getitem__)
     return federation(data, **options).replace(model=model)
 
 

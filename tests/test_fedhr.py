@@ -146,10 +146,10 @@ def test_the_agent_is_told_what_clients_saw_and_gained(float64: None) -> None:
 def test_clients_that_are_absent_keep_their_transition_waiting() -> None:
     _, algorithm, env, state = started("ddpg", rounds=1)
     cohort = fp.everyone(env.data)
-    some = jnp.arange(M) < 2
-    state, _ = algorithm.round(env, state, cohort._replace(trains=some, reports=some), jax.random.key(1))
+    some, advance = jnp.arange(M) < 2, jax.jit(algorithm.round)
+    state, _ = advance(env, state, cohort._replace(trains=some, reports=some), jax.random.key(1))
     assert int(state.agent.replay.fill) == 2
-    state, _ = algorithm.round(env, state, cohort, jax.random.key(2))
+    state, _ = advance(env, state, cohort, jax.random.key(2))
     assert int(state.agent.replay.fill) == 2 + M
 
 

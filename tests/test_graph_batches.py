@@ -199,7 +199,7 @@ def test_scores_are_those_of_single_graphs(name: str, float64: None) -> None:
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_four_gradients_agree(drop: float, float64: None) -> None:
-    """By the second loop, by static loops, by accumulation, and (without dropout) graph by graph."""
+    """By the second loop, and with dropout by static loops and by accumulation, without it graph by graph."""
     one = source(budgets=BUDGETS)
     model = model_of(one, drop=drop)
     variables, rows = model.init(KEY), np.arange(20, 34)
@@ -209,15 +209,15 @@ def test_four_gradients_agree(drop: float, float64: None) -> None:
         scores, _ = model.apply(variables, batch_of(one, rows, scan=scan), mask=mask, key=KEY, train=True)
         return jnp.where(mask, fp.engine.federation.cross_entropy(scores, y), 0).sum()
 
-    dynamic, static = (jax.jit(jax.value_and_grad(total), static_argnums=1)(variables, scan) for scan in (False, True))
-    assert_close(dynamic, static)
-    score = jax.jit(lambda v, x: model.apply(v, x, mask=mask, key=KEY, train=True)[0])
-    assert_close(*(score(variables, batch_of(one, rows, scan=scan)) for scan in (False, True)))
-    loss = fp.engine.federation.cross_entropy
-    summed = jax.jit(lambda v, x: model.accumulate(v, x, y, loss, mask=mask, key=KEY))(variables, batch_of(one, rows))
-    assert_close(dynamic, summed)
+    gradient, loss = jax.jit(jax.value_and_grad(total), static_argnums=1), fp.engine.federation.cross_entropy
+    dynamic = gradient(variables, False)
     assert all(np.abs(leaf).max() > 0 for leaf in dynamic[1].values())
     if drop:
+        assert_close(dynamic, gradient(variables, True))
+        score = jax.jit(lambda v, x: model.apply(v, x, mask=mask, key=KEY, train=True)[0])
+        assert_close(*(score(variables, batch_of(one, rows, scan=scan)) for scan in (False, True)))
+        summed = jax.jit(lambda v, x: model.accumulate(v, x, y, loss, mask=mask, key=KEY))
+        assert_close(dynamic, summed(variables, batch_of(one, rows)))
         return
 
     @jax.jit
@@ -256,9 +256,8 @@ def ends(fed: fp.Federation, name: str = "fedavg", rounds: int = 2, **options: A
 
 def test_chunks_and_devices_agree(float64: None) -> None:
     one = source(budgets=BUDGETS[1:])
-    usual = ends(federation(one, clients=6))
-    assert_close(usual, ends(federation(one, clients=6, client_chunk=3)))
-    spread = ends(federation(one, clients=6, mesh=client_mesh(8)))
+    usual = ends(federation(one, clients=6, client_chunk=1))
+    spread = ends(federation(one, clients=6, client_chunk=2, mesh=client_mesh(2)))
     assert_close(usual, spread, 1e-7)  # weights are drawn in single precision, and rounded otherwise in another program
     assert np.isfinite(usual[1]).all()
 
@@ -267,10 +266,8 @@ def test_seeds_side_by_side_agree(float64: None) -> None:
     fed = federation(source(), clients=2)
     algorithm = fp.build("fedper", fed)
     both = fp.simulate(fed, algorithm, rounds=2, eval_every=2, seeds=2)
-    for seed in range(2):
-        one = fp.simulate(fed, algorithm, rounds=2, eval_every=2, seed=seed)
-        found = jax.tree.map(lambda leaf, seed=seed: leaf[seed : seed + 1], both.records[-1].scores)
-        assert_close(found, one.records[-1].scores)
+    second = fp.simulate(fed, algorithm, rounds=2, eval_every=2, seed=1)
+    assert_close(jax.tree.map(lambda leaf: leaf[1:], both.records[-1].scores), second.records[-1].scores)
 
 
 def test_a_round_can_be_differentiated(float64: None) -> None:
@@ -337,9 +334,8 @@ def test_only_the_core_leaves_a_client_with_its_own_data_set() -> None:
         model.related("three")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["local", "ditto"])
-def test_methods_run_on_several_data_sets(name: str) -> None:
-    scores, loss = ends(federation(source(), clients=2), name)
+def test_a_method_with_two_models_runs_on_several_data_sets() -> None:
+    scores, loss = ends(federation(source(), clients=2), "ditto")
     assert np.isfinite(loss).all()
     assert np.isfinite(scores["test"]["personal"].loss).all()
 

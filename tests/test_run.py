@@ -259,7 +259,7 @@ def test_out_of_memory_becomes_advice(prepared: Prepared, tmp_path: Path, monkey
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
 
     monkeypatch.setattr(session.simulate, "run", fail)
-    with pytest.raises(UserError, match="out of memory: set --client-chunk below 4, or fewer --seeds"):
+    with pytest.raises(UserError, match="out of memory: set --client-chunk below 2, or fewer --seeds"):
         run_experiment(prepared.config, tmp_path / "run", prepared=prepared)
 
 
