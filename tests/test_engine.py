@@ -520,9 +520,9 @@ def test_going_on_needs_the_state() -> None:
 
 def test_seeds_share_the_models_that_train_at_a_time() -> None:
     """Four small models on a CPU, whichever they are, and one at least."""
-    chunks = [federation(client_chunk=None, seeds=seeds).chunk for seeds in (1, 2, 3, 5)]
+    chunks = [federation(client_chunk=None, seeds_at_once=seeds).chunk for seeds in (1, 2, 3, 5)]
     assert chunks == [4, 2, 1, 1]
-    assert federation(client_chunk=3, seeds=5).chunk == 3
-    with pytest.raises(ValueError, match="seeds must be at least 1, found 0"):
-        federation(seeds=0)
-    assert build_federation(configure("local", clients=2, seeds=3))[0].seeds == 3
+    assert federation(client_chunk=3, seeds_at_once=5).chunk == 3
+    with pytest.raises(ValueError, match="seeds at once must be at least 1, found 0"):
+        federation(seeds_at_once=0)
+    assert build_federation(configure("local", clients=2, seeds=3))[0].seeds_at_once == 3

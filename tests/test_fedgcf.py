@@ -109,8 +109,9 @@ def mean_of(stack: list[Any], who: Any) -> Any:
 
 
 def check_round(
-    start: Started, round_: int, *, ratio: float, K: int, P: int, kind: str = "minmax", similarity: str = "update"
-) -> set[int]:
+    start: Started, round_: int, *, ratio: float, K: int, P: int, kind: str = "minmax", similarity: str = "update",
+    measured: bool = False,
+) -> set[int]:  # fmt: skip
     """Compare one round with loops over clients: the clients on the paths."""
     fed, algorithm, env, advance, state = start
     new, info = advance(state, round_, EVERYBODY)
@@ -139,7 +140,9 @@ def check_round(
     np.testing.assert_allclose(edges, np.where(np.eye(M, dtype=bool), np.inf, d), 1e-6, 1e-9)
     assert info["on_paths"] == len(on)
     assert [int(info[f"cluster{k + 1}"]) for k in range(K)] == np.bincount(cluster, minlength=K).tolist()
-    assert (float(new.accuracy), "reward" in info) == (-1, False), "a fixed ratio needs no accuracy"
+    found = np.mean([accuracy(start, new, i) for i in range(M)]) if measured else -1
+    assert float(new.accuracy) == pytest.approx(found)
+    assert ("reward" in info) == measured
     assert set(algorithm.artifacts(env, new)) == {"topology", "cluster", "path_ends"}
     return on
 
@@ -155,8 +158,8 @@ def accuracy(start: Started, state: Any, client: int) -> float:
 
 
 def test_a_round_on_graphs(float64: None) -> None:
-    start = started(graph_federation(), rounds=1, policy="fixed:0.7", clusters=2, paths=2)
-    check_round(start, 1, ratio=0.7, K=2, P=2)
+    start = started(graph_federation(), rounds=1, policy="ucb", clusters=2, paths=2)
+    check_round(start, 1, ratio=_fusion.RATIOS[1], K=2, P=2, measured=True)  # in its second round the second arm
 
 
 @pytest.mark.parametrize(
@@ -354,9 +357,24 @@ def test_bad_options_are_told(options: dict[str, Any], message: str) -> None:
 def test_what_it_cannot_work_on_is_told() -> None:
     with pytest.raises(ValueError, match=r"fedgcf needs a graph model \(gin, gcn, graphsage, gat\), 'Net' is none"):
         fp.build("fedgcf", federation())
+    with pytest.raises(ValueError, match="fedgcf with policy ucb needs validation data: set a validation fraction"):
+        fp.build("fedgcf", without_validation())
+
+
+def without_validation() -> fp.Federation:
     data = tiny_data()
-    without = client_data(data.examples, CLASSES, np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
-    with pytest.raises(
-        ValueError, match="fedgcf with policy ucb needs validation data: set a validation fraction above 0"
-    ):
-        fp.build("fedgcf", family_federation(without))
+    train = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return family_federation(client_data(data.examples, CLASSES, train))
+
+
+def test_random_ratios_and_fixed_ones_need_no_validation_data(float64: None) -> None:
+    assert fp.build("fedgcf", without_validation(), policy="fixed:0.7").hyper["ratio"] == 0.7
+    start = started(without_validation(), rounds=0, policy="random")
+    state, ratios = start.state, []
+    for t in range(6):
+        state, info = start.advance(state, t, EVERYBODY)
+        ratios.append(round(float(info["ratio"]), 6))
+    assert set(ratios) <= set(_fusion.RATIOS)
+    assert len(set(ratios)) > 1
+    assert [ratios.count(ratio) for ratio in _fusion.RATIOS] == state.bandit.plays.tolist()
+    assert float(state.accuracy) == -1

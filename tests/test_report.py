@@ -238,7 +238,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("troubled")
     failures = [{"seed": 0, "round": 3, "client": EVIL}]
     trouble = {"status": "interrupted", "rounds_planned": 50, "command": EVIL, "failures": failures}
-    trouble |= {"partition_notes": [EVIL]}
+    trouble |= {"partition_notes": ["left out 3 samples"]}
     first = write_run(root / "a", "fedapa", options={"name": EVIL}, seeds=1, **trouble)
     second = write_run(root / EVIL.replace("/", ""), "fedapa", options={"name": "b\n\x00"}, partition_sha256="00")
     with open(first / "metrics.jsonl", "a") as stream:
@@ -258,6 +258,7 @@ def test_what_forbids_a_comparison_is_told(troubled: str) -> None:
     assert "was interrupted after 10 of 50 rounds" in troubled
     assert "The runs differ in their partition" in troubled
     assert "The runs differ in their seeds" in troubled
+    assert "Partition: left out 3 samples." in troubled
     assert "1 update was not finite (seed 0, round 3" in troubled
 
 

@@ -81,6 +81,7 @@ def test_the_summary_says_what_the_folder_holds(whole: Outcome) -> None:
     assert summary["options"]["variant"] == "descent"
     assert (summary["seeds"], summary["rounds"], summary["clients"]) == ([0, 1], 6, 4)
     assert summary["partition_sha256"] == Partition.load(path / files.PARTITION).sha256
+    assert summary["partition_notes"] == list(Partition.load(path / files.PARTITION).notes)
     assert summary["test"]["shared"] is None
     personal, metrics = summary["test"]["personal"], rows(path / files.METRICS)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation import EXACT, safe_divide
 from fedjax_pfl.algorithms import _policy
+from fedjax_pfl.engine.federation import Env
 from fedjax_pfl.numerics import Bandit, discounted_ucb, random_arm, ucb1
 
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)  # arms: the share of the structural model
@@ -40,7 +41,7 @@ def policy(name: str, c: float, discount: float) -> Policy:
     """
     kind, colon, number = name.partition(":")
     if kind == "fixed":
-        return Policy(None, hyper={"ratio": _policy.fixed("fedgcf", "the ratio", number)})
+        return Policy(None, hyper={"ratio": _policy.fixed_number("fedgcf", "the ratio", number)})
     makers: dict[str, Callable[[], Bandit]] = {
         "ucb": lambda: ucb1(c), "discounted": lambda: discounted_ucb(c, discount), "random": random_arm,
         "oracle": random_arm,
@@ -50,26 +51,27 @@ def policy(name: str, c: float, discount: float) -> Policy:
     return Policy(makers[kind](), measures=kind != "random", oracle=kind == "oracle")
 
 
-def picked(
-    policy: Policy, state: Any, with_ratio: Callable[[jax.Array], Any], accuracy: Callable[[Any], jax.Array],
+def with_picked_ratio(
+    who: Policy, state: Any, env: Env, fused: Callable[[jax.Array], Any], accuracy: Callable[[Any], jax.Array],
     key: jax.Array,
 ) -> tuple[Any, dict[str, jax.Array]]:  # fmt: skip
-    """The state with the ratio of the arm that a bandit picks, and what it has learned from it.
+    """The state with the ratio that a policy picks, and what it has learned from it.
 
-    state: FedGCF's, of which bandit and accuracy are read; with_ratio: ratio -> state; accuracy: of a state.
+    state: FedGCF's, of which bandit and accuracy are read; fused: ratio -> state; accuracy: of a state.
     """
-    assert policy.bandit is not None
+    if who.bandit is None:
+        return fused(env.hyper["ratio"]), {"ratio": env.hyper["ratio"]}
     ratios = jnp.asarray(RATIOS, state.accuracy.dtype)
-    if policy.oracle:
-        arm = jax.lax.map(lambda ratio: accuracy(with_ratio(ratio)), ratios).argmax()
+    if who.oracle:
+        arm = jax.lax.map(lambda ratio: accuracy(fused(ratio)), ratios).argmax()
     else:
-        arm = policy.bandit.choose(state.bandit, key)
-    new, told, gain = with_ratio(ratios[arm]), {"ratio": ratios[arm]}, jnp.zeros_like(state.accuracy)
-    if policy.measures:
+        arm = who.bandit.choose(state.bandit, key)
+    new, told, gain = fused(ratios[arm]), {"ratio": ratios[arm]}, jnp.zeros_like(state.accuracy)
+    if who.measures:
         found = accuracy(new)
         gain = told["reward"] = reward(found, state.accuracy)
         new = new._replace(accuracy=found)
-    bandit = policy.bandit.update(state.bandit, arm, gain)
+    bandit = who.bandit.update(state.bandit, arm, gain)
     return new._replace(bandit=bandit), told | {f"arm{ratio:g}": bandit.plays[k] for k, ratio in enumerate(RATIOS)}
 
 
@@ -83,7 +85,8 @@ def distances(products: jax.Array, kind: str, real: jax.Array, epsilon: float) -
     """Edges ``(M, M)`` of the clients' graph from the inner products of their models.
 
     Infinite for a client with itself and with those that are not ``real (M,)``; all others are at least 0.
-    minmax: 1 - s + epsilon with the cosines s scaled to 0..1 over all pairs: two edges can then be shorter than one.
+    minmax: 1 - s + epsilon with the cosines s scaled to 0..1 over all pairs: two edges can then be shorter than one
+    (all 1 + epsilon where all cosines are equal).
     one_minus_cosine: 1 - s. euclidean: the distance of the vectors.
     """
     pair = real[:, None] & real & ~np.eye(len(products), dtype=bool)

@@ -1,7 +1,7 @@
 """The one policy that the methods with a choice to learn have in common: a number that is always the same."""
 
 
-def fixed(method: str, what: str, number: str) -> float:
+def fixed_number(method: str, what: str, number: str) -> float:
     """The number of ``fixed:NUMBER``, in 0..1.
 
     Raises:

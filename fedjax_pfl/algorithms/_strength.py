@@ -68,7 +68,7 @@ def make(fed: Federation, options: Any) -> Strength:
         if getattr(options, option) not in names:
             raise ValueError(f"fedhr: {option} must be one of {', '.join(names)}, found {getattr(options, option)!r}")
     if name == "fixed":
-        return _fixed(_policy.fixed("fedhr", "alpha", number))
+        return _fixed(_policy.fixed_number("fedhr", "alpha", number))
     if number or name not in ("ddpg", "random", "greedy-validation"):
         known = "ddpg, fixed:ALPHA, random or greedy-validation"
         raise ValueError(f"fedhr: policy must be {known}, found {options.policy!r}")

@@ -24,6 +24,7 @@ choices: no gradient flows through them. Clients that do not report keep the cor
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -86,7 +87,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     """FedGCF in a federation of graphs.
 
     Raises:
-        ValueError: an option out of range, a model that is no graph model, no validation data.
+        ValueError: an option out of range, a model that is no graph model, no validation data where a policy reads it.
     """
     _fusion.check(options)
     policy = _fusion.policy(options.policy, options.exploration, options.fading)
@@ -101,7 +102,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         core, own = partition(node, is_core)[0], partition(structure, is_core)[1]
         nowhere, kind = jnp.full(slots, -1, jnp.int32), jnp.result_type(float)
         return State(
-            policy.bandit and policy.bandit.init(len(_fusion.RATIOS)), jnp.full((), -1, kind),
+            None if policy.bandit is None else policy.bandit.init(len(_fusion.RATIOS)), jnp.full((), -1, kind),
             jnp.full((options.paths, 2), -1, jnp.int32), core, node, own, nowhere,
             jnp.full((slots, slots), -1, kind),
         )  # fmt: skip
@@ -153,11 +154,8 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
 
         told = {f"cluster{k + 1}": (own == k).sum() for k in range(options.clusters)}
         told |= {"on_paths": on.mask.sum(), "path_hops": on.hops.sum() / jnp.maximum((on.hops > 0).sum(), 1)}
-        if policy.bandit is None:
-            new, picked = with_ratio(env.hyper["ratio"]), {"ratio": env.hyper["ratio"]}
-        else:
-            key = random.stream(key, random.LEARN)
-            new, picked = _fusion.picked(policy, state, with_ratio, lambda state: accuracy(env, state), key)
+        of_state, key = partial(accuracy, env), random.stream(key, random.LEARN)
+        new, picked = _fusion.with_picked_ratio(policy, state, env, with_ratio, of_state, key)
         return new, {name: jnp.asarray(value, d.dtype) for name, value in (told | picked).items()}
 
     def compared(env: Env, state: State, omega: Variables) -> jax.Array:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from fedjax_pfl.data.dealing import apportion
 from fedjax_pfl.data.sources.base import Source
 
 PER_SAMPLE = ("x", "y", "client", "group", "official_test", "segment", "dataset")
@@ -14,8 +15,8 @@ PER_SAMPLE = ("x", "y", "client", "group", "official_test", "segment", "dataset"
 def thinned(source: Source, samples: int, seed: int = 0) -> Source:
     """At most ``samples`` samples of each data set, in the order of the source.
 
-    They are drawn at random, and from each class of the training and of the published test samples its share, to one
-    sample. What a run draws otherwise does not change them.
+    They are drawn at random, and each class of the training and of the published test samples has its share, rounded
+    up or down. What a run draws otherwise does not change them. Tables (graphs, text) stay whole.
 
     Raises:
         ValueError: samples below 1, or nodes of one graph, of which a part would be another graph.
@@ -24,24 +25,30 @@ def thinned(source: Source, samples: int, seed: int = 0) -> Source:
         raise ValueError(f"samples must be at least 1, found {samples}")
     if source.kind == "nodes":
         raise ValueError(f"{source.name}: the nodes of one graph cannot be thinned out: leave out --samples")
+    rng = np.random.default_rng(seed)
     alike = np.zeros(len(source), np.int32)
     dataset, test = (alike if leaf is None else leaf for leaf in (source.dataset, source.official_test))
-    place, size = _places((np.random.default_rng(seed).permutation(len(source)), source.y, test, dataset))
-    kept = _places(((place + 0.5) / size, dataset))[0] < samples
+    kept = np.ones(len(source), bool)
+    for one in np.unique(dataset):
+        own = np.flatnonzero(dataset == one)
+        if len(own) > samples:
+            kept[own] = _drawn(np.stack([test[own], source.y[own]]), samples, rng)
     if kept.all():
         return source
-    where = f"{source.where}; " if source.where else ""
-    parts = {name: leaf[kept] for name in PER_SAMPLE if (leaf := getattr(source, name)) is not None}
-    return dataclasses.replace(source, **parts, where=f"{where}a part: {kept.sum():,} of {len(source):,} samples")
+    at = np.flatnonzero(kept)
+    followers = np.searchsorted(at, at + source.overlap, "right") - np.arange(len(at)) - 1
+    return dataclasses.replace(
+        source, name=f"{source.name}, {len(at):,} of {len(source):,} samples", overlap=int(followers.max()),
+        **{name: leaf[kept] for name in PER_SAMPLE if (leaf := getattr(source, name)) is not None},
+    )  # fmt: skip
 
 
-def _places(keys: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each sample, by the first key, among those that are alike in all others, and how many those are."""
-    order = np.lexsort(keys)
-    others = np.stack(keys[1:])[:, order]
-    begins = np.append(True, (others[:, 1:] != others[:, :-1]).any(0))
-    first, group = np.flatnonzero(begins), np.cumsum(begins) - 1
-    place, size = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order)) - first[group]
-    size[order] = np.bincount(group)[group]
-    return place, size
+def _drawn(kinds: np.ndarray, samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Which of the columns of ``kinds (k, n)`` are drawn, ``(n,)`` bool: so many, of each kind its share."""
+    _, kind, count = np.unique(kinds, axis=1, return_inverse=True, return_counts=True)
+    kind = kind.reshape(-1)
+    quota = apportion(np.array([samples]), count[None] / len(kind), rng)[0]
+    order = np.lexsort((rng.random(len(kind)), kind))
+    place = np.empty(len(kind), np.int64)
+    place[order] = np.arange(len(kind)) - np.repeat(np.cumsum(count) - count, count)
+    return place < quota[kind]

@@ -85,8 +85,9 @@ class Federation:
     shift, scale: the model sees ``(x - shift) / scale``.
     statistics: what happens to running statistics: ``average`` with the parameters, ``local`` to each client,
         ``reset`` at the start of every round.
-    client_chunk: clients trained at once (None: chosen by the backend). seeds: runs that will train side by side, of
-        which the default chunk is mindful. evaluation_batch: samples of one client that are evaluated at once, at most.
+    client_chunk: clients trained at once (None: chosen by the backend). seeds_at_once: how many seeds ``simulate`` will
+        train side by side: of a CPU's default chunk each has a part. evaluation_batch: samples of one client that are
+        evaluated at once, at most.
     participation: how cohorts are drawn. differentiable: rounds can be differentiated in reverse mode.
     mesh: devices over which clients are spread; ``data`` is then dealt to as many blocks (``data.clients.shard``).
 
@@ -106,14 +107,14 @@ class Federation:
     scale: Any = 1.0
     statistics: str = "average"
     client_chunk: int | None = None
-    seeds: int = 1
+    seeds_at_once: int = 1
     evaluation_batch: int = 128
     participation: Participation = Participation()
     differentiable: bool = False
     mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "local_epochs", "seeds", "evaluation_batch"):
+        for name in ("batch_size", "local_epochs", "seeds_at_once", "evaluation_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', ' ')} must be at least 1, found {getattr(self, name)}")
         if self.client_chunk is not None and self.client_chunk < 1:
@@ -184,7 +185,7 @@ class Federation:
         one = self.model.accumulate is not None or isinstance(self.data.reader, NodeReader)
         if self.client_chunk is None and one and jax.default_backend() == "cpu":
             return 1
-        return self.client_chunk or default_chunk(tree.nbytes(self.model.shapes()), self.seeds)
+        return self.client_chunk or default_chunk(tree.nbytes(self.model.shapes()), self.seeds_at_once)
 
     def work(self, **changes: Any) -> Work:
         """The local work of one round."""

@@ -31,8 +31,8 @@ class Record(NamedTuple):
 class Simulation:
     """The compiled programs of one experiment: ``init``, ``advance`` (up to ``eval_every`` rounds), ``evaluate``.
 
-    seeds: runs at once under ``vmap``, with root keys ``seed, seed + 1, ...``. hyper: replaces numeric
-    hyper-parameters by name; a value of shape ``(seeds,)`` gives each run its own.
+    seeds: runs at once under ``vmap``, with root keys ``seed, seed + 1, ...`` (see ``Federation.seeds_at_once``).
+    hyper: replaces numeric hyper-parameters by name; a value of shape ``(seeds,)`` gives each run its own.
 
     Raises:
         ValueError: rounds, eval_every or seeds below 1; a hyper-parameter that is unknown or of another shape;

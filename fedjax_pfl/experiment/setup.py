@@ -58,7 +58,7 @@ def build_federation(config: Config, extras: Extras | None = None) -> tuple[Fede
     data, unseen = _placed(source, partition, config.machine.devices, mesh)
     fed = Federation(
         model, data, shift=source.shift, scale=source.scale, client_chunk=config.machine.client_chunk,
-        seeds=config.rounds.seeds, participation=participation, mesh=mesh, **_local_work(config),
+        seeds_at_once=config.rounds.seeds, participation=participation, mesh=mesh, **_local_work(config),
     )  # fmt: skip
     return fed, extras._replace(unseen=unseen)
 
