@@ -3,8 +3,8 @@
     FEDJAX_PFL_DATA=DIR python benchmarks/fedgcf.py --groups ChemBio Social MIX --seeds 0 1 2 --out runs/fedgcf
 
 Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; one client a
-data set. Seeds are runs of their own, since on a CPU they are quicker one after another than side by side, and so that
-several processes, a core each, can share them; the table takes whatever is there. COLLAB is its 500-graph subset, as
+data set. Seeds are runs of their own, so that several processes, a core each, can share them; the table takes whatever
+is finished. COLLAB is its 500-graph subset, as
 the whole set has 12.3 million edges. A line gives the mean over data sets of the test accuracy at the last round, as
 received and after training, the same at the best validation round, and the floats that were sent until the mean
 validation accuracy of the received models reached that of FedAvg's best.
@@ -44,11 +44,11 @@ class Options:
     groups: tuple[str, ...] = ("Molecules",)
     """Groups of data sets: Five (small ones), Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX."""
     rounds: int = 100
-    """Rounds of each method."""
+    """Rounds of each method (of a comparison that is begun here)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds that this process runs; none: the table of what is there."""
     methods: tuple[str, ...] = ()
-    """Which of the methods (default: all), such as fedgcf fedavg local."""
+    """Which of the methods (of a comparison that is begun here), such as fedgcf fedavg local (default: all)."""
     out: Path = Path("runs/fedgcf")
     """Folder of the comparisons, GROUP/SEED; those that are there are taken as they are."""
 
@@ -90,7 +90,8 @@ def table(folder: Path) -> Table:
     """One line a method, of the runs that are finished."""
     runs: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("*/*/summary.json")):
-        runs.setdefault(path.parent.name, []).append(path.parent)
+        if json.loads(path.read_text())["status"] == "finished":
+            runs.setdefault(path.parent.name, []).append(path.parent)
     made = Table(title=f"{folder.name}: per cent, mean and deviation over seeds", box=box.MARKDOWN)
     made.add_column("method", no_wrap=True)
     heads = ("seeds", "received, last", "personal, last", "received, best validation", "personal, best", "m. floats")
@@ -125,7 +126,7 @@ def floats_until(paths: list[Path], goal: float) -> str:
     """Floats that were sent, in millions, until the mean over seeds reached the goal on validation samples."""
     reached = curves(paths, "validation", "received").mean(0) >= goal
     if not reached.any():
-        return "not reached"
+        return "not reached" if np.isfinite(goal) else ""
     rounds = sorted({row["round"] for row in lines(paths[0] / "metrics.jsonl")})
     whole = [row["floats_up"] + row["floats_down"] for row in lines(paths[0] / "rounds.jsonl")]
     return f"{sum(whole[: rounds[int(reached.argmax())]]) / 1e6:.1f}"
