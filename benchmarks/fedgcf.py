@@ -4,10 +4,9 @@
 
 Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; one client a
 data set. Seeds are runs of their own, so that several processes, a core each, can share them; the table takes whatever
-is finished. COLLAB is its 500-graph subset, as
-the whole set has 12.3 million edges. A line gives the mean over data sets of the test accuracy at the last round, as
-received and after training, the same at the best validation round, and the floats that were sent until the mean
-validation accuracy of the received models reached that of FedAvg's best.
+is finished. COLLAB is its 500-graph subset, as the whole set has 12.3 million edges. A line gives the mean over data
+sets of the test accuracy at the last round, as received and after training, the same at the best validation round, and
+the floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tyro
@@ -26,6 +24,7 @@ from rich.table import Table
 
 from fedjax_pfl.data.sources.tu import CHEM_BIO
 from fedjax_pfl.experiment.cli import main as command_line
+from fedjax_pfl.experiment.report.folder import json_lines
 
 SOCIAL = ("COLLAB_500", "IMDB-BINARY", "IMDB-MULTI")
 GROUPS = {
@@ -56,15 +55,9 @@ class Options:
 def run(group: str, seed: int, options: Options) -> None:
     """One comparison on one group."""
     folder = options.out / group / str(seed)
-    ours = ["fedgcf", *(f"fedgcf:policy={one}" for one in (*RATIOS, *POLICIES))]
-    words = [
-        "compare",
-        *(options.methods or (*ours, *BASELINES)),
-        "--data",
-        f"tu:{'+'.join(GROUPS[group])}",
-        "--batch-size",
-        "128",
-    ]
+    every = ("fedgcf", *(f"fedgcf:policy={one}" for one in (*RATIOS, *POLICIES)), *BASELINES)
+    words = ["compare", *(options.methods or every)]
+    words += ["--data", f"tu:{'+'.join(GROUPS[group])}", "--batch-size", "128"]
     words += ["--optimizer", "adam", "--lr", "0.001", "--weight-decay", "0.0005", "--test-fraction", "0.1"]
     words += ["--rounds", str(options.rounds), "--eval-every", "5", "--seed", str(seed)]
     words += ["--partition", "natural", "--out", str(folder)]
@@ -74,15 +67,10 @@ def run(group: str, seed: int, options: Options) -> None:
     command_line(words)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Of a file of one JSON object a line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def curves(paths: list[Path], split: str, kind: str) -> np.ndarray:
     """Mean over data sets of the accuracy, ``(seeds, evaluations)``."""
-    found = [[row for row in lines(path / "metrics.jsonl") if (row["split"], row["kind"]) == (split, kind)]
-             for path in paths]  # fmt: skip
+    every = [json_lines((path / "metrics.jsonl").read_text()) for path in paths]
+    found = [[row for row in rows if (row["split"], row["kind"]) == (split, kind)] for rows in every]
     return np.array([[row["accuracy"]["uniform_mean"] for row in rows] for rows in found])
 
 
@@ -127,8 +115,8 @@ def floats_until(paths: list[Path], goal: float) -> str:
     reached = curves(paths, "validation", "received").mean(0) >= goal
     if not reached.any():
         return "not reached" if np.isfinite(goal) else ""
-    rounds = sorted({row["round"] for row in lines(paths[0] / "metrics.jsonl")})
-    whole = [row["floats_up"] + row["floats_down"] for row in lines(paths[0] / "rounds.jsonl")]
+    rounds = sorted({row["round"] for row in json_lines((paths[0] / "metrics.jsonl").read_text())})
+    whole = [row["floats_up"] + row["floats_down"] for row in json_lines((paths[0] / "rounds.jsonl").read_text())]
     return f"{sum(whole[: rounds[int(reached.argmax())]]) / 1e6:.1f}"
 
 

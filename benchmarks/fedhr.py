@@ -14,7 +14,6 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tyro
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from fedjax_pfl.experiment import compare
 from fedjax_pfl.experiment.cli import main as command_line
+from fedjax_pfl.experiment.report.folder import json_lines
 
 SETTINGS = {
     "digits": "--clients 20 --rounds 50 --target-accuracy 0.94",
@@ -98,7 +98,7 @@ def until(path: Path, goal: float) -> str:
 
     Taken from the curves, so that another goal needs no other run.
     """
-    sent, found = lines(path / "rounds.jsonl"), lines(path / "metrics.jsonl")
+    sent, found = json_lines((path / "rounds.jsonl").read_text()), json_lines((path / "metrics.jsonl").read_text())
     found = [row for row in found if (row["split"], row["kind"]) == ("test", "personal")]
     seeds, totals = sorted({row["seed"] for row in found}), []
     for seed in seeds:
@@ -109,21 +109,20 @@ def until(path: Path, goal: float) -> str:
     return f"{np.mean(totals) / 1e6:.2f}{share}" if totals else "not reached"
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Of a file of one JSON object a line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def received_on_validation(path: Path) -> str:
     """At the last round."""
-    kept = [row for row in lines(path / "metrics.jsonl") if (row["split"], row["kind"]) == ("validation", "received")]
+    kept = [
+        row
+        for row in json_lines((path / "metrics.jsonl").read_text())
+        if (row["split"], row["kind"]) == ("validation", "received")
+    ]
     last = [row["accuracy"]["weighted_mean"] for row in kept if row["round"] == kept[-1]["round"]]
     return f"{np.mean(last):.4f}"
 
 
 def last_alpha(path: Path) -> str:
     """Mean strength in the last fifth of the rounds."""
-    rows = lines(path / "rounds.jsonl")
+    rows = json_lines((path / "rounds.jsonl").read_text())
     values = [row["alpha"] for row in rows if row.get("alpha") is not None and row["round"] > 0.8 * rows[-1]["round"]]
     return f"{np.mean(values):.2f}" if values else ""
 

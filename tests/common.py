@@ -33,9 +33,6 @@ class Case(NamedTuple):
     one_device: bool = False
     form: str = "plain"  # or a family: a plain model that has the forms of a graph model
 
-    def data(self, sizes: tuple[int, ...] = SIZES) -> ClientData:
-        return tiny_data(sizes)
-
     def federation(self, data: ClientData | None = None, **options: Any) -> Federation:
         return (family_federation if self.form == "family" else federation)(data, **options)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CASES, SIZES, Case, assert_close, assert_equal, build, federation
+from common import CASES, SIZES, Case, assert_close, assert_equal, build, federation, tiny_data
 
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import shard
@@ -74,12 +74,12 @@ def test_seeds_chunks_and_evaluation_interval_change_nothing(case: Case, float64
 def test_eight_devices_equal_one(case: Case, float64: None) -> None:
     if case.one_device:
         with pytest.raises(ValueError, match="one device"):
-            build(case, case.federation(shard(case.data(), 8), mesh=client_mesh(8)))
+            build(case, case.federation(shard(tiny_data(), 8), mesh=client_mesh(8)))
         return
     sizes = (7, 3, 12, 5, 10, 4, 9, 6, 2, 8, 5)  # eleven clients on eight devices
-    one = case.federation(case.data(sizes), participation=HALF)
+    one = case.federation(tiny_data(sizes), participation=HALF)
     mesh = client_mesh(8)
-    many = case.federation(place_data(shard(case.data(sizes), 8), mesh), participation=HALF, mesh=mesh)
+    many = case.federation(place_data(shard(tiny_data(sizes), 8), mesh), participation=HALF, mesh=mesh)
     a = fp.simulate(one, build(case, one), rounds=3, eval_every=3)
     b = fp.simulate(many, build(case, many), rounds=3, eval_every=3)
     assert_close(a.records[-1].scores, b.records[-1].scores, 1e-9)

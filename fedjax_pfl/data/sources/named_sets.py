@@ -80,6 +80,7 @@ def _emnist(split: str) -> Named:
 
 
 def cifar_set(classes: int, coarse: bool = False) -> Named:
+    """CIFAR-10 or CIFAR-100; coarse: CIFAR-100 with its 20 superclasses."""
     return Named(
         f"cifar{classes}", 20 if coarse else classes, *cifar.MOST, "colour photographs, 32x32x3", cifar.LICENCE,
         "https://www.cs.toronto.edu/~kriz/cifar.html",

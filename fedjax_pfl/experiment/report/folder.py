@@ -38,7 +38,7 @@ def read_run(folder: Path) -> Run:
         raise FileNotFoundError(f"{folder}: no such run folder")
     summary = _read(folder, "summary.json", json.loads)
     finished = str(summary.get("status", "")).lower() in FINISHED
-    lines = functools.partial(_read, folder, parse=_json_lines, optional=not finished)
+    lines = functools.partial(_read, folder, parse=json_lines, optional=not finished)
     return Run(
         folder=folder,
         summary=summary,
@@ -73,7 +73,7 @@ def _missing(folder: Path, name: str) -> FileNotFoundError:
     return FileNotFoundError(f"{folder}: {name} is missing: not a run folder, or a run that ended before it wrote it")
 
 
-def _json_lines(text: str) -> list[dict[str, Any]]:
+def json_lines(text: str) -> list[dict[str, Any]]:
     """One record a line; a last line cut short by a killed process is left out."""
     lines = text.splitlines()
     records = []
