@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -64,3 +69,14 @@ def test_seeds_and_devices_together() -> None:
 def test_too_many_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="devices must be 1 to 8"):
         client_mesh(9)
+
+
+def test_a_cpu_becomes_as_many_devices_as_it_has_cores() -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    script = f"from fedjax_pfl.engine.sharding import client_mesh; client_mesh({cores + 1})"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    root = str(Path(fp.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment | {"PYTHONPATH": root}, capture_output=True, text=True
+    )
+    assert f"devices must be 1 to {cores} here, found {cores + 1}; to try more" in done.stderr

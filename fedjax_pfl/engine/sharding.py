@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,18 +23,30 @@ COMMON = P()
 def client_mesh(devices: int) -> Mesh | None:
     """A mesh of so many devices along ``clients``; None for one device.
 
+    Where JAX has not started yet, a CPU becomes so many devices, at most one a core.
+
     Raises:
         ValueError: fewer devices are there.
     """
+    divide_cpu(devices)
     found = jax.device_count()
     if devices < 1 or devices > found:
         raise ValueError(
-            f"devices must be 1 to {found} here, found {devices}; to try several on a CPU start Python with "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={max(devices, 2)}"
+            f"devices must be 1 to {found} here, found {devices}; to try more on a CPU than it has cores, or after JAX "
+            f"has started, start Python with XLA_FLAGS=--xla_force_host_platform_device_count={max(devices, 2)}"
         )
     if devices == 1:
         return None
     return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def divide_cpu(devices: int) -> None:
+    """Let JAX, where it has not started yet and nobody has said how many, see the CPU as so many devices."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if devices > 1 and not told:
+        with contextlib.suppress(RuntimeError):  # it has started
+            jax.config.update("jax_num_cpu_devices", min(devices, cores))
 
 
 def data_spec(data: ClientData) -> ClientData:
