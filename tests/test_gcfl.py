@@ -58,15 +58,17 @@ def warping(a: list[float], b: list[float]) -> float:
 
 @dataclasses.dataclass
 class Clustered:
-    """GCFL, or GCFL+ where ``L`` is given. W: what each client has; best: its cached models."""
+    """GCFL, or GCFL+ where ``L`` is given. W: what is shared, as each client has it; best: its cached models."""
 
     clients: reference.Clients
     validation: list[tuple[np.ndarray, np.ndarray]]
     W: list[Params]
+    private: list[Params]
     epsilon1: float
     epsilon2: float
     first_split: int
     L: int | None = None
+    of_gradients: bool = True
 
     def __post_init__(self) -> None:
         self.clusters = [list(range(M))]
@@ -76,12 +78,17 @@ class Clustered:
 
     def round(self, draw: Draw) -> None:
         lr = self.clients.lr
-        back = {i: self.clients.train(self.W[i], draw.batches[i], lr)[0] for i in draw.reports}
-        delta = {i: {name: back[i][name] - self.W[i][name] for name in back[i]} for i in draw.reports}
+        before = {i: self.clients.train(self.last(i), draw.batches[i][:-1], lr)[0] for i in draw.reports}
+        gradient = {i: self.gradient(before[i], draw.batches[i][-1]) for i in draw.reports}
+        back = {i: {name: before[i][name] - lr * gradient[i][name] for name in before[i]} for i in draw.reports}
+        delta = {i: {name: back[i][name] - self.W[i][name] for name in self.W[i]} for i in draw.reports}
         vectors = {i: flat(delta[i]) for i in draw.reports}
         lengths = {i: float(np.linalg.norm(vectors[i])) for i in draw.reports}
         for i in draw.reports:
-            self.series[i] = [*self.series[i], lengths[i]][-self.L if self.L else None :]
+            self.private[i] = {name: back[i][name] for name in self.private[i]}
+            of_last = float(np.linalg.norm(flat({name: gradient[i][name] for name in self.W[i]})))
+            number = of_last if self.of_gradients else lengths[i]
+            self.series[i] = [*self.series[i], number][-self.L if self.L else None :]
         ready = self.L is None or all(len(self.series[i]) == self.L for i in draw.reports)
         found, split = [], 0
         for members in self.clusters:
@@ -104,7 +111,7 @@ class Clustered:
 
     def cut(self, members: list[int], there: list[int], vectors: dict[int, np.ndarray]) -> list[list[int]]:
         for i in members:
-            self.best[i].append((self.accuracy(self.W[i], i), self.W[i]))
+            self.best[i].append((self.accuracy(self.last(i), i), self.last(i)))
         graph = networkx.Graph()
         apart = {(i, j): warping(self.series[i], self.series[j]) for i in there for j in there} if self.L else {}
         for i in there:
@@ -115,6 +122,12 @@ class Clustered:
         side = set(other if there[0] in one else one)  # the absent stay with the first who is there
         return [[i for i in members if i not in side], sorted(side)]
 
+    def last(self, i: int) -> Params:
+        return self.W[i] | self.private[i]
+
+    def gradient(self, params: Params, rows: list[int]) -> Params:
+        return reference.loss_and_gradient(params, self.clients.x[rows], self.clients.y[rows])[1]
+
     def accuracy(self, params: Params, i: int) -> float:
         x, y = self.validation[i]
         hidden = np.tanh(x @ params[reference.KERNEL_1] + params[reference.BIAS_1])
@@ -122,13 +135,19 @@ class Clustered:
 
     def personal(self, i: int) -> Params:
         """The earliest of the best cached ones, where it beats the last."""
-        best = max(self.best[i], key=lambda one: one[0], default=(-1.0, self.W[i]))
-        return best[1] if best[0] > self.accuracy(self.W[i], i) else self.W[i]
+        best = max(self.best[i], key=lambda one: one[0], default=(-1.0, {}))
+        return best[1] if best[0] > self.accuracy(self.last(i), i) else self.last(i)
+
+
+    def prefers_a_cached_model(self, i: int) -> bool:
+        return any(self.personal(i) is one for _, one in self.best[i])
 
 
 @functools.cache
-def program(method: str, participation: fp.Participation, **options: Any) -> Any:
+def program(method: str, participation: fp.Participation, private: bool, **options: Any) -> Any:
     fed = federation(opposed_data(), participation=participation, lr=LR)
+    if private:
+        fed = fed.replace(model=dataclasses.replace(fed.model, private=fed.model.head))
     algorithm = fp.build(method, fed, epsilon1=1e9, epsilon2=0.0, **options)
 
     def advance(env: fp.Env, state: Any, round_: jax.Array) -> Any:
@@ -140,18 +159,22 @@ def program(method: str, participation: fp.Participation, **options: Any) -> Any
     return fed, algorithm, jax.jit(advance)
 
 
-def followed(method: str, participation: fp.Participation, hyper: dict[str, float], **options: Any) -> Clustered:
+def followed(
+    method: str, participation: fp.Participation, hyper: dict[str, float], private: bool = False, **options: Any
+) -> Clustered:
     """Package and reference side by side, compared after every round: the reference at the end."""
-    fed, algorithm, advance = program(method, participation, **options)
+    fed, algorithm, advance = program(method, participation, private, **options)
     env = fed.env(dict(algorithm.hyper) | hyper)
     state = jax.jit(algorithm.init)(env, KEY)
     x, y = (np.asarray(fed.data.examples[name]) for name in ("x", "y"))
     held = np.asarray(fed.data.validation.rows).reshape(M, -1)
     start = {name: np.asarray(value) for name, value in fed.model.init(KEY).items()}
+    own = {name for name in start if fed.stays(name)}
     expected = Clustered(
-        reference.Clients(x, y, list(SIZES), LR), [(x[rows], y[rows]) for rows in held], [start] * M,
+        reference.Clients(x, y, list(SIZES), LR), [(x[rows], y[rows]) for rows in held],
+        [{name: start[name] for name in start if name not in own}] * M, [{name: start[name] for name in own}] * M,
         float(env.hyper["epsilon1"]), float(env.hyper["epsilon2"]), options["first_split"],
-        options.get("series_length"),
+        options.get("series_length"), options.get("series") != "update",
     )  # fmt: skip
     for t in range(ROUNDS):
         cohort = fed.participation.draw(fed.data, KEY, jnp.int32(t), ROUNDS)
@@ -163,7 +186,7 @@ def followed(method: str, participation: fp.Participation, hyper: dict[str, floa
         assert groups == {tuple(members) for members in expected.clusters}, f"round {t}"
         assert float(info["clusters"]) == pytest.approx(len(groups))
         for i in range(M):
-            assert_close({name: leaf[i] for name, leaf in received.items()}, expected.W[i], 1e-8)
+            assert_close({name: leaf[i] for name, leaf in received.items()}, expected.last(i), 1e-8)
             assert_close({name: leaf[i] for name, leaf in personal.items()}, expected.personal(i), 1e-8)
         if method == "gcfl_plus":
             assert state.series.length.tolist() == [len(one) for one in expected.series]
@@ -178,7 +201,12 @@ def test_gcfl_splits_as_the_reference(participation: fp.Participation, float64: 
     assert expected.splits[0] == 0, "no split in the first round"
     if participation is EVERYONE:
         assert max(expected.splits) == 2, "clusters that qualify in one round are all cut"
-    assert any(expected.personal(i) is not expected.W[i] for i in range(M)), "somebody prefers a cached model"
+    assert any(map(expected.prefers_a_cached_model, range(M)))
+
+
+def test_gcfl_keeps_private_parts_with_the_models_of_splits(float64: None) -> None:
+    expected = followed("gcfl", EVERYONE, {}, private=True, first_split=1)
+    assert any(map(expected.prefers_a_cached_model, range(M)))
 
 
 def test_gcfl_waits_until_clusters_are_at_rest(float64: None) -> None:
@@ -187,9 +215,15 @@ def test_gcfl_waits_until_clusters_are_at_rest(float64: None) -> None:
     assert 0 < np.count_nonzero(expected.splits[1:]) < ROUNDS - 1
 
 
-@pytest.mark.parametrize(("participation", "L"), [(EVERYONE, 1), (SOME, 2)], ids=["everyone", "some"])
-def test_gcfl_plus_compares_series(participation: fp.Participation, L: int, float64: None) -> None:
-    expected = followed("gcfl_plus", participation, {}, first_split=0, series_length=L)
+@pytest.mark.parametrize(
+    ("participation", "L", "series", "private"),
+    [(EVERYONE, 1, "update", False), (SOME, 2, "gradient", False), (EVERYONE, 1, "gradient", True)],
+    ids=["updates", "gradients", "private"],
+)
+def test_gcfl_plus_compares_series(
+    participation: fp.Participation, L: int, series: str, private: bool, float64: None
+) -> None:
+    expected = followed("gcfl_plus", participation, {}, private, first_split=0, series_length=L, series=series)
     assert sum(expected.splits) > 1
     if L > 1:
         assert expected.splits[0] == 0, "the series are not full"
@@ -254,6 +288,7 @@ def test_what_is_sent_is_what_is_shared() -> None:
         ("gcfl", {"first_split": -1}, "gcfl: first_split must be finite and not negative, found -1"),
         ("gcfl_plus", {"epsilon1": float("inf")}, "gcfl_plus: epsilon1 must be finite and not negative, found inf"),
         ("gcfl_plus", {"series_length": 0}, "gcfl_plus: series_length must be at least 1, found 0"),
+        ("gcfl_plus", {"series": "norms"}, "gcfl_plus: series must be gradient or update, found 'norms'"),
     ],
 )
 def test_bad_options_are_told(method: str, options: dict[str, Any], message: str) -> None:

@@ -53,7 +53,7 @@ def averaging(
 ) -> Algorithm:
     """FedAvg in which the variables named by ``private`` never leave their client, with a penalty on the local loss.
 
-    penalty: ``(variables, (received, hyper)) -> scalar``.
+    penalty: ``(variables, (shared variables as received, hyper)) -> scalar``.
     """
 
     def stays(name: str) -> bool:
@@ -65,8 +65,7 @@ def averaging(
 
     def begin(client: Client, row: Variables | None, common: Any) -> local.Training:
         theta, lr, hyper = common
-        received = theta | (row or {})
-        return local.begin(fed, lr, received, anchor=(received, hyper) if penalty else None)
+        return local.begin(fed, lr, theta | (row or {}), anchor=(theta, hyper) if penalty else None)
 
     def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
         return local.step(fed, carry, batch, key, penalty)

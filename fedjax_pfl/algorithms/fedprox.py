@@ -5,7 +5,8 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020; https://arxiv.org/abs/1
     FedAvg in which client i descends  h_i(w) = F_i(w) + mu/2 ||w - w^t||^2,  w^t the received model
 
 Differs from the paper: the number of local epochs is the same for all clients (no gamma-inexact stragglers), and the
-mean is over the cohort by n_i, as in FedAvg, so that mu = 0 is FedAvg exactly.
+mean is over the cohort by n_i, as in FedAvg, so that mu = 0 is FedAvg exactly. What a model keeps at its client (of
+graphs: input and readout, where data sets differ) is received from nobody and bears no penalty.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def fedprox(fed: Federation, options: Options = Options()) -> Algorithm:
         raise ValueError(f"fedprox needs mu >= 0, found {options.mu}")
 
     def proximal(variables: Variables, anchor: Any) -> jax.Array:
-        received, hyper = anchor
-        difference = tree.subtract(variables, {name: received[name] for name in variables})
+        shared, hyper = anchor
+        difference = {name: variables[name] - shared[name] for name in variables if name in shared}
         return hyper["mu"] / 2 * tree.dot(difference, difference)
 
     return averaging(fed, "fedprox", penalty=proximal, mu=options.mu)

@@ -11,12 +11,13 @@ Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 
 ``received`` is the cluster's model with the client's private part, ``personal`` the choice on validation samples.
 
-A round averages first and splits then, and the mean update of a cluster is weighted by samples. Differs from the paper:
-only those who report are averaged and split; absent members stay with the part that holds the cluster's first reporter.
-Of equally good models the last one is taken, and of those kept at splits the first. Ours: any model may be used, of
-which everything is shared that the model does not declare private. The released code keeps each client's Adam from
-round to round, with the weight decay in its gradient; here it starts anew, decoupled, so that updates are longer and
-clusters split at another epsilon1 (see ``benchmarks``).
+A round averages first and splits then. Differs from the paper: only those who report are averaged and split; absent
+members stay with the part that holds the cluster's first reporter. Of equally good models the last one is taken, and of
+those kept at splits the first. Ours: any model may be used, of which everything is shared that the model does not
+declare private: of graphs the convolutions alone where clients hold different data sets, the whole network on one set.
+The released code measures ||Delta_c|| of the plain mean over a cluster, though it moves by the weighted one, which is
+measured here. It keeps each client's Adam from round to round, with the weight decay in its gradient; here it starts
+anew, decoupled, so that updates are longer and clusters split at another epsilon1 (see ``benchmarks``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import gram, mix, safe_divide, weighted_mean
+from fedjax_pfl.aggregation import EXACT, gram, mix, safe_divide, weighted_mean
 from fedjax_pfl.algorithms._fusion import cosines, in_order, shares
 from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_clients
@@ -65,12 +66,14 @@ class State(NamedTuple):
 class Memory(NamedTuple):
     """What clusters are split by besides the last round (GCFL+). init: ``slots -> series``; record: ``(series, norms,
     reported) -> series``; weigh: ``(series, gram, same) -> (weights, ready)``, of matrices ``(slots, slots)``; same
-    marks pairs of one cluster that both reported; clear: ``series -> series``."""
+    marks pairs of one cluster that both reported; clear: ``series -> series``; gradients: whether the norms are those
+    of the round's last gradients, or of its updates."""
 
     init: Callable[[int], Tree]
     record: Callable[[Tree, jax.Array, jax.Array], Tree]
     weigh: Weigh
     clear: Callable[[Tree], Tree]
+    gradients: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,40 +114,46 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         worst = jnp.full(slots, -1, jnp.result_type(float))
         return State(W, private or None, jnp.zeros(slots, jnp.int32), rows, worst, memory.init(slots))
 
-    def begin(client: Client, row: Any, lr: jax.Array) -> local.Training:
-        return local.begin(fed, lr, row[0] | (row[1] or {}))
+    def begin(client: Client, row: Any, lr: jax.Array) -> Any:
+        return local.begin(fed, lr, row[0] | (row[1] or {})), row[2]
 
-    def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
-        return local.step(fed, carry, batch, key)
+    def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> Any:
+        if not memory.gradients:
+            return local.step(fed, carry[0], batch, key), None
+        training, gradient = local.step_with_gradient(fed, carry[0], batch, key)
+        shared = jax.lax.stop_gradient({name: leaf for name, leaf in gradient.items() if not fed.stays(name)})
+        return training, jnp.sqrt(tree.dot(shared, shared))
 
-    def end(client: Client, carry: local.Training, row: Any) -> Any:
-        private, W = partition(carry.variables, fed.stays)
-        return (tree.subtract(W, row[0]), private or None), local.metrics(client, carry)
+    def end(client: Client, carry: Any, row: Any) -> Any:
+        private, W = partition(carry[0].variables, fed.stays)
+        return (tree.subtract(W, row[0]), private or None, carry[1]), local.metrics(client, carry[0])
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
-        (rows, private), metrics, reported = run_clients(
-            begin, step, end, rows=(state.W, state.private), common=fed.learning_rate(env, cohort.round),
+        last = jnp.zeros(env.data.slots, jnp.result_type(float)) if memory.gradients else None
+        (rows, private, last), metrics, reported = run_clients(
+            begin, step, end, rows=(state.W, state.private, last), common=fed.learning_rate(env, cohort.round),
             data=env.data, work=fed.work(), key=key, who=cohort.trains & cohort.reports,
         )  # fmt: skip
         delta = jax.vmap(tree.where, (0, 0, 0))(reported, rows, tree.zeros_like(rows))
         same = (state.cluster[:, None] == state.cluster) & reported
         n = shares(same, env.data.weight)
         state = state._replace(W=tree.add(state.W, mix(n, delta, fed.mesh)), private=private)
-        state, told = split(env, state, gram(delta, delta, fed.mesh), n, same, reported, cohort.round)
+        state, told = split(env, state, gram(delta, delta, fed.mesh), last, n, same, reported, cohort.round)
         return state, local.information(metrics, reported) | told
 
     def on_validation(env: Env, state: State, who: jax.Array | None = None) -> jax.Array:
         return measured_scores(fed, fed.scores, State._fields, env, state, _last, "validation", who).accuracy
 
     def split(
-        env: Env, state: State, products: jax.Array, n: jax.Array, same: jax.Array, reported: jax.Array, t: jax.Array
-    ) -> tuple[State, dict[str, jax.Array]]:
+        env: Env, state: State, products: jax.Array, gradients: jax.Array | None, n: jax.Array, same: jax.Array,
+        reported: jax.Array, t: jax.Array,
+    ) -> tuple[State, dict[str, jax.Array]]:  # fmt: skip
         """Split the clusters that have come to rest while their members have not."""
         # Clusters are choices: no gradient flows through them. A huge product, 0 times, must not spoil other clusters.
         products = jnp.nan_to_num(jax.lax.stop_gradient(products))
         norms = jnp.sqrt(jnp.maximum(jnp.diagonal(products), 0))
-        mean = jnp.sqrt(jnp.maximum(((n @ products) * n).sum(1), 0))
-        series = memory.record(state.series, norms, reported)
+        mean = jnp.sqrt(jnp.maximum((jnp.matmul(n, products, precision=EXACT) * n).sum(1), 0))
+        series = memory.record(state.series, norms if gradients is None else gradients, reported)
         weights, ready = memory.weigh(series, products, same & reported[:, None])
         epsilon1, epsilon2 = (env.hyper[name] for name in ("epsilon1", "epsilon2"))
         rest = (mean < epsilon1) & (jnp.where(same, norms, 0).max(1) > epsilon2) & (same.sum(1) > 2)

@@ -1,15 +1,17 @@
-"""GCFL+: Federated Graph Classification over Non-IID Graphs, with clusters by series of update norms.
+"""GCFL+: Federated Graph Classification over Non-IID Graphs, with clusters by series of gradient norms.
 
 Xie, Ma, Xiong, Yang; NeurIPS 2021; https://arxiv.org/abs/2106.13423
 
     as GCFL (see ``gcfl``), but a cluster is split by the minimum cut of the graph with weights  max_kl d_kl - d_ij,
-    where k, l, i and j are of the cluster, and d_ij is the dynamic time warping distance of the last L numbers
-    ||Delta_i||, ||Delta_j||
+    where k, l, i and j are of the cluster, and d_ij is the dynamic time warping distance of the last L norms of the
+    gradients of i and of j
     clusters split only where all series are full;  after a split all series start anew
 
-Differs from the paper: its series are norms of gradients, ours of a round's update of what is shared. Clients that are
-absent add nothing to theirs, and only the series of those who report need to be full. All clusters that qualify in a
-round are split, and then the series start anew.
+A client's number of a round is the norm of its last minibatch's gradient in what is shared, as in the released code;
+``series=update`` takes ||Delta_i|| instead, which that code has as a second variant. Differs from the paper: clients
+that are absent add nothing to their series, and only the series of those who report need to be full. All clusters that
+qualify in a round are split, and then the series start anew. Warping adds up absolute differences (see
+``numerics.warping``); the library that the released code calls takes the root of the sum of squares.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Options(gcfl.Options):
 
     series_length: int = 10
     """Rounds L that are compared (10 for several data sets, 5 for one)."""
+    series: str = "gradient"
+    """What is compared: norms of the last gradient of each round, or of its update."""
 
 
 def gcfl_plus(fed: Federation, options: Options = Options()) -> Algorithm:
@@ -49,6 +53,8 @@ def gcfl_plus(fed: Federation, options: Options = Options()) -> Algorithm:
     L = options.series_length
     if L < 1:
         raise ValueError(f"gcfl_plus: series_length must be at least 1, found {L}")
+    if options.series not in ("gradient", "update"):
+        raise ValueError(f"gcfl_plus: series must be gradient or update, found {options.series!r}")
 
     def init(slots: int) -> Series:
         return Series(jnp.zeros((slots, L), jnp.result_type(float)), jnp.zeros(slots, jnp.int32))
@@ -69,7 +75,8 @@ def gcfl_plus(fed: Federation, options: Options = Options()) -> Algorithm:
     def clear(series: Series) -> Series:
         return series._replace(length=jnp.zeros_like(series.length))
 
-    return gcfl.clustered(fed, "gcfl_plus", options, gcfl.Memory(init, record, weigh, clear))
+    memory = gcfl.Memory(init, record, weigh, clear, gradients=options.series == "gradient")
+    return gcfl.clustered(fed, "gcfl_plus", options, memory)
 
 
 def closeness(d: jax.Array, same: jax.Array) -> jax.Array:

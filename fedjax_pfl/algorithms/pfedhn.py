@@ -114,19 +114,19 @@ def pfedhn(fed: Federation, options: Options = Options()) -> Algorithm:
     size = options.embedding_size or 1 + fed.data.num_clients // 4
 
     def stays(name: str) -> bool:
-        return not is_trainable(name) or (options.private_head and fed.model.head(name))
+        return fed.stays(name) or not is_trainable(name) or (options.private_head and fed.model.head(name))
 
     shapes = tuple((name, leaf.shape) for name, leaf in fed.model.shapes().items() if not stays(name))
     generator = Generator(shapes, options.hyper_width)
     generate: Any = generator.apply
 
     def init(env: Env, key: jax.Array) -> State:
-        variables, slots = fed.model.init(key), env.data.slots
-        private, initial = partition(variables, stays)
+        private, initial = partition(fed.model.init(key), stays)
         v = jax.random.normal(jax.random.fold_in(key, 1), (fed.data.num_clients, size), jnp.result_type(float))
         v = v[jnp.clip(env.data.ids, 0, len(v) - 1)]  # a client's embedding does not depend on where it lives
         phi = start(generator, initial, v[0], jax.random.fold_in(key, 2))
-        return State((phi, tree.zeros_like(phi)), (v, jnp.zeros_like(v)), tree.broadcast(private, slots) or None)
+        rows = fed.initial_rows(env, private) if private else None
+        return State((phi, tree.zeros_like(phi)), (v, jnp.zeros_like(v)), rows)
 
     def begin(client: Client, row: Any, lr: jax.Array) -> local.Training:
         theta, private = row

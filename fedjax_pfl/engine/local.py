@@ -58,6 +58,13 @@ def step(
     fed: Federation, carry: Training, batch: dict[str, jax.Array], key: jax.Array, penalty: Penalty | None = None
 ) -> Training:
     """One optimiser step on the minibatch loss (plus the penalty): ``w <- w - lr grad L(w; batch)``."""
+    return step_with_gradient(fed, carry, batch, key, penalty)[0]
+
+
+def step_with_gradient(
+    fed: Federation, carry: Training, batch: dict[str, jax.Array], key: jax.Array, penalty: Penalty | None = None
+) -> tuple[Training, Variables]:
+    """The same, and the gradient that the optimiser was given, of the trainable variables."""
     trainable, statistics = partition(carry.variables, is_trainable)
     mask = batch["mask"]
     if fed.model.accumulate is not None and not fed.differentiable:
@@ -69,7 +76,7 @@ def step(
     samples = mask.sum().astype(carry.samples.dtype)
     return carry._replace(
         variables=variables, optimizer=optimizer, loss=carry.loss + loss * samples, samples=carry.samples + samples
-    )
+    ), gradient
 
 
 def _gradient(
