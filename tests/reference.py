@@ -59,7 +59,7 @@ class Clients:
         self, start: Params, batches: Iterable[list[int]], lr: float, mu: float = 0.0, velocity: Params | None = None,
         anchor: Params | None = None, only: Callable[[str], bool] = lambda name: True,
     ) -> tuple[Params, Params]:  # fmt: skip
-        """SGD from ``start``, pulled to the anchor (itself) by mu: the trained parameters and the momentum buffers."""
+        """SGD from ``start``, of which mu holds the names in the anchor (all, itself) there: parameters and momentum."""
         params = {name: value.copy() for name, value in start.items()}
         anchor = start if anchor is None else anchor
         velocity = {name: np.zeros_like(value) for name, value in start.items()} if velocity is None else velocity
@@ -67,7 +67,8 @@ class Clients:
             loss, gradient = loss_and_gradient(params, self.x[rows], self.y[rows])
             self.seen = (self.seen[0] + loss * len(rows), self.seen[1] + len(rows))
             for name in filter(only, params):
-                descent = gradient[name] + mu * (params[name] - anchor[name]) + self.weight_decay * params[name]
+                pull = mu * (params[name] - anchor[name]) if name in anchor else 0
+                descent = gradient[name] + pull + self.weight_decay * params[name]
                 velocity = velocity | {name: self.momentum * velocity[name] + descent}
                 params[name] = params[name] - lr * velocity[name]
         return params, velocity
@@ -87,7 +88,7 @@ class Averaging:
         lr, start = self.clients.lr * self.clients.schedule(draw.round), self.shared
         total, weight = {name: np.zeros_like(value) for name, value in start.items()}, 0
         for i in draw.reports:
-            trained, _ = self.clients.train(start | self.private[i], draw.batches[i], lr, self.mu)
+            trained, _ = self.clients.train(start | self.private[i], draw.batches[i], lr, self.mu, anchor=start)
             for name in total:
                 total[name] += self.clients.samples[i] * trained[name]
             weight += self.clients.samples[i]

@@ -110,7 +110,7 @@ def mean_of(stack: list[Any], who: Any) -> Any:
 
 def check_round(
     start: Started, round_: int, *, ratio: float, K: int, P: int, kind: str = "minmax", similarity: str = "update",
-    measured: bool = False,
+    epsilon: float = 0.01, measured: bool = False,
 ) -> set[int]:  # fmt: skip
     """Compare one round with loops over clients: the clients on the paths."""
     fed, algorithm, env, advance, state = start
@@ -124,7 +124,7 @@ def check_round(
         return np.stack([flat(core_of(one)) - b for one, b in zip(omega, base, strict=True)])
 
     cluster = best_clusters(compared(omega_s), K)
-    d = distance_matrix(compared(omega_t), kind, 0.01)
+    d = distance_matrix(compared(omega_t), kind, epsilon)
     on, pairs = on_paths(d, P)
     S = [mean_of([core_of(one) for one in omega_s], np.flatnonzero(cluster == k)) for k in range(cluster.max() + 1)]
     N = mean_of([core_of(one) for one in omega_t], sorted(on))
@@ -165,14 +165,15 @@ def test_a_round_on_graphs(float64: None) -> None:
 @pytest.mark.parametrize(
     ("similarity", "kind", "K", "P", "ratio"),
     [
-        ("update", "minmax", 3, 1, 0.3),
+        ("update", "minmax", 2, 1, 0.6),
         ("parameters", "one_minus_cosine", 2 * M, 2, 0.8),
         ("update", "euclidean", 2, 1, 0),
     ],
 )
 def test_a_round(similarity: str, kind: str, K: int, P: int, ratio: float, float64: None) -> None:
     options = {"policy": f"fixed:{ratio}", "clusters": K, "paths": P, "similarity": similarity, "distance": kind}
-    on = check_round(family(2, **options), 2, ratio=ratio, K=K, P=P, kind=kind, similarity=similarity)
+    options |= {"epsilon": 0.2}
+    on = check_round(family(2, **options), 2, ratio=ratio, K=K, P=P, kind=kind, similarity=similarity, epsilon=0.2)
     if kind == "euclidean":
         assert len(on) == 2, "by a metric distance the longest shortest path is one edge"
 
@@ -257,9 +258,10 @@ def test_who_is_absent_keeps_core_and_cluster(float64: None) -> None:
     state, there = start.state, np.array([True, False, True, True, False])
     new, info = start.advance(state, 2, there)
     np.testing.assert_array_equal(info["reported"], there)
-    for field in ("core", "node", "structure", "cluster"):
+    for field in ("core", "node", "structure"):
         for i in (1, 4):
             assert_close(row(getattr(new, field), i), row(getattr(state, field), i), 0)
+    assert (np.asarray(new.cluster) >= 0).tolist() == there.tolist(), "numbers of another round would mean nothing here"
     edges = start.algorithm.artifacts(start.env, new)["topology"]
     assert np.array_equal(np.isfinite(edges), (there[:, None] & there) & ~np.eye(M, dtype=bool))
     assert finite(new)
@@ -268,6 +270,13 @@ def test_who_is_absent_keeps_core_and_cluster(float64: None) -> None:
     pairs = {tuple(sorted(map(int, pair))) for pair in itertools.permutations(np.flatnonzero(there), 2)}
     assert max(float(new.distance[i, j]) for i, j in pairs) == pytest.approx(1.01), "scaled over those who report"
     assert min(float(new.distance[i, j]) for i, j in pairs) == pytest.approx(0.01)
+
+
+def test_a_round_without_reports_tells_nothing(float64: None) -> None:
+    start = family(2, policy="fixed:0.3", clusters=3, paths=1, similarity="update", distance="minmax")
+    new, info = start.advance(start.state, 2, np.zeros(M, bool))
+    assert_close(new, start.state, 0)
+    assert all(np.isnan(value).all() for name, value in info.items() if name != "reported")
 
 
 def test_an_absent_client_with_a_huge_model_spoils_nobodys_clusters() -> None:
@@ -295,20 +304,23 @@ def test_the_reward_is_the_gain_in_accuracy(before: float, after: float, reward:
     assert float(_fusion.reward(jnp.asarray(after), jnp.asarray(before))) == pytest.approx(reward, abs=1e-5)
 
 
-def test_the_bandit_takes_each_arm_once_and_then_the_best(float64: None) -> None:
+@pytest.mark.parametrize(("policy", "discount"), [("ucb", 1.0), ("discounted", 0.6)])
+def test_the_bandit_takes_each_arm_once_and_then_the_best(policy: str, discount: float, float64: None) -> None:
     """Its plays, sums and arms follow from the accuracies by hand."""
-    start, c = started(family_federation(), policy="ucb", exploration=0.2), 0.2
-    state, sums, plays, before = start.state, np.zeros(5), np.zeros(5), None
+    start, c = started(family_federation(), policy=policy, exploration=0.2, fading=0.6), 0.2
+    state, sums, counts, plays, before = start.state, np.zeros(5), np.zeros(5), np.zeros(5), None
     assert float(state.accuracy) == -1
     for t in range(8):
-        bound = [np.inf if n == 0 else s / n + c * np.sqrt(np.log(t) / n) for s, n in zip(sums, plays, strict=True)]
+        width = [c * np.sqrt(np.log(max(counts.sum(), 1)) / n) if n else np.inf for n in counts]
+        bound = [s / n + w if n else np.inf for s, n, w in zip(sums, counts, width, strict=True)]
         arm = int(np.argmax(bound))
         state, info = start.advance(state, t, EVERYBODY)
         found = np.mean([accuracy(start, state, i) for i in range(M)])
         reward = 0.5 if before is None else np.clip(0.5 + (found - before) / 0.1, 0, 1)
         assert float(info["ratio"]) == pytest.approx(_fusion.RATIOS[arm])
         assert float(info["reward"]) == pytest.approx(reward)
-        plays[arm], sums[arm], before = plays[arm] + 1, sums[arm] + reward, found
+        sums, counts, before = discount * sums, discount * counts, found
+        plays[arm], sums[arm], counts[arm] = plays[arm] + 1, sums[arm] + reward, counts[arm] + 1
         np.testing.assert_array_equal(state.bandit.plays, plays)
         np.testing.assert_allclose(state.bandit.sums, sums)
         assert [int(info[f"arm{ratio:g}"]) for ratio in _fusion.RATIOS] == plays.tolist()

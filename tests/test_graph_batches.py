@@ -321,7 +321,7 @@ def test_only_the_core_leaves_a_client_with_its_own_data_set() -> None:
     fed = federation(one, model=build_model("gin", 3, one.sample()))
     own = {name.split("/")[1] for name in fed.model.shapes() if fed.stays(name)}
     assert own == {"input", "post", "head"}
-    for name in ("fedavg", "fedprox", "fedper", "ditto"):
+    for name in ("fedavg", "fedprox", "fedper", "ditto", "pfedhn", "gcfl", "gcfl_plus"):
         assert fp.build(name, fed).floats == (24960, 24960)
     assert fp.build("local", fed).floats == (0, 0)
     two = fed.model.related("two_stream")  # type: ignore[misc]

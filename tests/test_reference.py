@@ -48,8 +48,12 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def program(method: str, optimizer: Callable[..., Any] = optax.sgd, **options: Any) -> Program:
+def program(
+    method: str, optimizer: Callable[..., Any] = optax.sgd, own_heads: bool = False, **options: Any
+) -> Program:
     fed = federation(participation=PARTIAL, optimizer=optimizer, lr=LR, lr_schedule=schedule)
+    if own_heads:  # as the model's own property, and not the method's
+        fed = fed.replace(model=dataclasses.replace(fed.model, private=fed.model.head))
     algorithm = fp.build(method, fed, **options)
     slots = jnp.arange(M)
 
@@ -145,12 +149,13 @@ def momentum_and_decay(lr: Any) -> optax.GradientTransformation:
 AVERAGING = [
     ("fedavg", {}, lambda name: False, 0.0),
     ("fedprox", {"mu": 0.7}, lambda name: False, 0.7),
+    ("fedprox", {"mu": 0.7, "own_heads": True}, lambda name: "/head/" in name, 0.7),
     ("fedper", {}, lambda name: "/head/" in name, 0.0),
     ("local", {}, lambda name: True, 0.0),
 ]
 
 
-@pytest.mark.parametrize(("method", "options", "stays", "mu"), AVERAGING, ids=[row[0] for row in AVERAGING])
+@pytest.mark.parametrize(("method", "options", "stays", "mu"), AVERAGING)
 def test_averaging(method: str, options: dict, stays: Callable, mu: float) -> None:
     case = program(method, **options)
     private, shared = partition(initial(case.fed), stays)

@@ -90,9 +90,9 @@ def distances(products: jax.Array, kind: str, real: jax.Array, epsilon: float) -
     one_minus_cosine: 1 - s. euclidean: the distance of the vectors.
     """
     pair = real[:, None] & real & ~np.eye(len(products), dtype=bool)
+    products = (products + products.T) / 2  # which a matrix product leaves equal but for rounding
     s = cosines(products)
     if kind == "minmax":
-        s = (s + s.T) / 2
         low, high = jnp.where(pair, s, 1).min(), jnp.where(pair, s, -1).max()
         alike = high - low <= 10 * jnp.finfo(s.dtype).eps  # what rounding left of equal cosines is not to be scaled up
         d = 1 - jnp.where(alike, 0, safe_divide(s - low, high - low)) + epsilon

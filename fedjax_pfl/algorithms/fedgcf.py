@@ -18,7 +18,8 @@ Ours, where the public text is silent: models are compared by their cores relati
 longest shortest path is one edge (``distance``); the arms are five ratios, and their reward clip(1/2 + gain / 0.1, 0,
 1), where gain is that of the mean validation accuracy of the models that clients receive next over that of the round
 before, and 1/2 in the first round; ``oracle`` tries all arms on validation samples. Clusters, paths and arms are
-choices: no gradient flows through them. Clients that do not report keep the core that they have.
+choices: no gradient flows through them. Clients that do not report keep the core that they have. The local optimiser
+starts anew each round, and weight decay with ``adam`` is decoupled.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ ROW_FIELDS = ("core", "node", "structure", "cluster", "distance")
 class State(NamedTuple):
     """bandit: of the ratio, or None where it is fixed. accuracy: mean validation accuracy of the received models, -1
     before it is measured. paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows:
-    core, what each client receives; node, omega_t; structure, the private part of omega_s; cluster ``(slots,)`` int32,
-    of the last round in which the client reported, -1 before any; distance ``(slots, slots)``, of the last round in
-    which anybody reported, -1 where one of the two did not, and with itself."""
+    core, what each client receives; node, omega_t; structure, the private part of omega_s; of the last round in which
+    anybody reported: cluster ``(slots,)`` int32, -1 for who did not; distance ``(slots, slots)``, -1 where one of the
+    two did not, and with itself."""
 
     bandit: BanditState | None
     accuracy: jax.Array
@@ -137,14 +138,14 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         real = reported[order]
         products = _fusion.centred(compared(env, state, omega_s), real)
         own, _ = kmeans_gram(products, options.clusters, random.stream(key, random.EXPLORE), real=real)
-        cluster = jnp.full_like(state.cluster, -1).at[order].set(own)
+        cluster = jnp.full_like(state.cluster, -1).at[order].set(jnp.where(real, own, -1))
         omega_S = mix(_fusion.shares(cluster[:, None] == cluster, n), omega_s, fed.mesh)  # Eq 4
         d = _fusion.distances(compared(env, state, omega_t), options.distance, real, options.epsilon)
         on = on_longest_paths(d, options.paths, real)
         omega_N = weighted_mean(omega_t, n.at[order].multiply(on.mask))
 
         state = state._replace(
-            paths=on.pairs, cluster=jnp.where(reported, cluster, state.cluster),
+            paths=on.pairs, cluster=cluster,
             distance=state.distance.at[order[:, None], order].set(_fusion.stored(d)),
         )  # fmt: skip
 
@@ -156,7 +157,8 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
         told |= {"on_paths": on.mask.sum(), "path_hops": on.hops.sum() / jnp.maximum((on.hops > 0).sum(), 1)}
         of_state, key = partial(accuracy, env), random.stream(key, random.LEARN)
         new, picked = _fusion.with_picked_ratio(policy, state, env, with_ratio, of_state, key)
-        return new, {name: jnp.asarray(value, d.dtype) for name, value in (told | picked).items()}
+        told |= picked
+        return new, {name: jnp.where(real.any(), value, jnp.nan).astype(d.dtype) for name, value in told.items()}
 
     def compared(env: Env, state: State, omega: Variables) -> jax.Array:
         """Inner products of what clients are compared by, ``(clients, clients)``."""
