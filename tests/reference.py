@@ -59,7 +59,7 @@ class Clients:
         self, start: Params, batches: Iterable[list[int]], lr: float, mu: float = 0.0, velocity: Params | None = None,
         anchor: Params | None = None, only: Callable[[str], bool] = lambda name: True,
     ) -> tuple[Params, Params]:  # fmt: skip
-        """SGD from ``start``, of which mu holds the names in the anchor (all, itself) there: parameters and momentum."""
+        """SGD from ``start``; mu holds what the anchor names (by default the start) near it: parameters, momentum."""
         params = {name: value.copy() for name, value in start.items()}
         anchor = start if anchor is None else anchor
         velocity = {name: np.zeros_like(value) for name, value in start.items()} if velocity is None else velocity

@@ -138,7 +138,6 @@ class Clustered:
         best = max(self.best[i], key=lambda one: one[0], default=(-1.0, {}))
         return best[1] if best[0] > self.accuracy(self.last(i), i) else self.last(i)
 
-
     def prefers_a_cached_model(self, i: int) -> bool:
         return any(self.personal(i) is one for _, one in self.best[i])
 

@@ -24,6 +24,7 @@ from fedjax_pfl.engine.rounds import rollout
 from fedjax_pfl.engine.sharding import client_mesh, place_data
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.engine.unseen import adapt
+from fedjax_pfl.experiment.setup import nodes_of_clients
 from fedjax_pfl.models.model import Model
 from fedjax_pfl.models.registry import build_model
 
@@ -82,7 +83,7 @@ def federation(one: Source, clients: int = 4, model: Model | None = None, **opti
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    nodes = np.array(draw(st.lists(st.integers(1, 32) | st.integers(1, 6), min_size=9, max_size=9)))
+    nodes = np.array(draw(st.lists(st.integers(0, 32) | st.integers(0, 6), min_size=9, max_size=9)))
     edges = np.array([draw(st.integers(0, min(300, 9 * n))) for n in nodes])
     return nodes, edges, np.array(draw(st.lists(st.booleans(), min_size=9, max_size=9)))
 
@@ -143,7 +144,7 @@ def check_padding(graphs: Any, budget: Budget) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 60)), min_size=1, max_size=60), st.integers(1, 3))
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 60)), min_size=1, max_size=60), st.integers(1, 3))
 def test_chosen_budgets_suit_every_graph(graphs: list[tuple[int, int]], sets: int) -> None:
     nodes, edges = (np.array(column) for column in zip(*((n, n * d // 4) for n, d in graphs), strict=True))
     rows = [np.cumsum(nodes) - nodes, nodes, np.cumsum(edges) - edges, edges, np.arange(len(graphs)) % sets]
@@ -285,6 +286,13 @@ def test_a_round_can_be_differentiated(float64: None) -> None:
 
     gradient = jax.grad(size_after)(0.1)
     np.testing.assert_allclose(gradient, (size_after(0.1 + 1e-6) - size_after(0.1 - 1e-6)) / 2e-6, rtol=1e-4)
+
+
+def test_clients_are_dealt_to_devices_by_their_nodes() -> None:
+    one = source()
+    partition = dealt(one, 4)
+    nodes = [one.x[rows, 1].sum() for rows in partition.train]
+    assert nodes_of_clients(to_client_data(one, partition)).tolist() == nodes
 
 
 def test_initial_rows_are_fitted_to_data_sets() -> None:

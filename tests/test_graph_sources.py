@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import http.server
+import json
 import os
 import pickle
 import threading
@@ -28,6 +29,7 @@ from fedjax_pfl.data.budgets import sample_batches, waste
 from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.data.rows import Rows
 from fedjax_pfl.data.sources import DATA_VARIABLE, Source, fetch, load, tu
+from fedjax_pfl.experiment.cli import main
 from fedjax_pfl.models.registry import build_model
 
 DATA = Path(os.environ.get(DATA_VARIABLE, "absent"))
@@ -64,6 +66,33 @@ def write(folder: Path, name: str = "SET", form: str = "folder", **changes: str 
         for part, text in texts.items():
             archive.writestr(f"{name}/{name}_{part}.txt", text)
     return folder / f"{name}.zip"
+
+
+def write_random(folder: Path, name: str, graphs: int, seed: int) -> None:
+    """A set of random graphs of two to five nodes, by turns of two classes."""
+    rng = np.random.default_rng(seed)
+    nodes = rng.integers(2, 6, graphs)
+    first = np.cumsum(nodes) - nodes + 1
+    pairs = [(first[g], first[g] + k) for g in range(graphs) for k in range(1, nodes[g])]
+    write(
+        folder, name, A="".join(f"{a}, {b}\n{b}, {a}\n" for a, b in pairs), node_attributes=None,
+        graph_indicator="".join(f"{g + 1}\n" for g in range(graphs) for _ in range(nodes[g])),
+        graph_labels="".join(f"{g % 2}\n" for g in range(graphs)),
+        node_labels="".join(f"{label}\n" for label in rng.integers(0, 3, nodes.sum())),
+    )  # fmt: skip
+
+
+def test_a_comparison_on_several_sets_ends_with_its_pictures(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for seed, name in enumerate(("ONE", "TWO", "THREE")):
+        write_random(tmp_path, name, 12 + seed, seed)
+    words = "--hidden 4 --layers 1 --rounds 2 --eval-every 2 --batch-size 16 --test-fraction 0.2"
+    data = ["--data", "tu:ONE+TWO+THREE", "--data-dir", str(tmp_path)]
+    assert main(["compare", "fedgcf", "local", *data, *words.split(), "--out", str(tmp_path / "out")]) == 0
+    summary = json.loads((tmp_path / "out/fedgcf/summary.json").read_text())
+    assert set(summary["datasets"]) == {"ONE", "TWO", "THREE"}
+    pictures = {path.name for path in (tmp_path / "out/figures").iterdir()}
+    assert {"data-sets.png", "topology.png", "training.png"} <= pictures
+    assert "THREE" in capsys.readouterr().out
 
 
 def edges(source: Source, graph: int) -> list[tuple[int, int]]:

@@ -48,9 +48,7 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def program(
-    method: str, optimizer: Callable[..., Any] = optax.sgd, own_heads: bool = False, **options: Any
-) -> Program:
+def program(method: str, optimizer: Callable[..., Any] = optax.sgd, own_heads: bool = False, **options: Any) -> Program:
     fed = federation(participation=PARTIAL, optimizer=optimizer, lr=LR, lr_schedule=schedule)
     if own_heads:  # as the model's own property, and not the method's
         fed = fed.replace(model=dataclasses.replace(fed.model, private=fed.model.head))

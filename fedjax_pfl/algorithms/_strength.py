@@ -256,7 +256,7 @@ def head_kernel(fed: Federation, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> 
     head = {name: leaf for name, leaf in shapes.items() if fed.model.head(name) and not fed.stays(name)}
     by_rank = {len(leaf.shape): leaf for leaf in head.values()}
     if len(head) != 2 or set(by_rank) != {1, 2}:
-        found = ", ".join(f"{name} {leaf.shape}" for name, leaf in head.items()) or "none"
+        found = ", ".join(f"{name} {leaf.shape}" for name, leaf in head.items()) or "none that clients share"
         raise ValueError(f"fedhr modulates one dense layer with a bias, the head of {fed.model.name!r} is: {found}")
     return by_rank[2]
 

@@ -106,7 +106,7 @@ def _price(x: np.ndarray, batches: Sequence[np.ndarray], budgets: Sequence[Budge
 
 def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget) -> list[Budget]:
     """Budgets of the usual sizes, for graphs up to some densities."""
-    density_of = tables[:, 1] / tables[:, 0]
+    density_of = tables[:, 1] / np.maximum(tables[:, 0], 1)
     rates = sorted({round(float(rate), 1) + 0.1 for rate in np.quantile(density_of, (0.1, 0.3, 0.5, 0.7, 0.9, 0.97))})
     found = []
     for nodes, rate, slack in itertools.product(SIZES, rates, (1.0, 1.3, 3.0)):
@@ -123,7 +123,7 @@ def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget) -> list[Budget]
 def _budget(nodes: int, edges: int, density: float, tables: np.ndarray) -> Budget:
     own = Budget(nodes, edges, 1, density)
     suited = own.suits(tables[:, 0], tables[:, 1])
-    graphs = 1.5 * nodes / tables[suited, 0].mean() if suited.any() else 1
+    graphs = 1.5 * nodes / max(tables[suited, 0].mean(), 1) if suited.any() else 1
     return own._replace(graphs=max(8, int(graphs)))
 
 

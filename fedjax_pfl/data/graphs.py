@@ -40,11 +40,12 @@ class Budget(NamedTuple):
 
     def suits(self, nodes: Array, edges: Array) -> Array:
         """Whether graphs of so many nodes and edges may go into such a micro-batch; elementwise, NumPy or JAX."""
-        return (nodes < self.nodes) & (edges <= self.edges) & (edges <= self.density * nodes)
+        most = self.density * (nodes + (nodes == 0))  # a graph may lack nodes, and the density be infinite
+        return (nodes < self.nodes) & (edges <= self.edges) & (edges <= most)
 
     def fitting(self, nodes: int, edges: int) -> int:
         """How many graphs of at most so many nodes and edges always fit, at least 1."""
-        return max(min(self.graphs, (self.nodes - 1) // nodes, self.edges // max(edges, 1)), 1)
+        return max(min(self.graphs, (self.nodes - 1) // max(nodes, 1), self.edges // max(edges, 1)), 1)
 
     def most(self, samples: int) -> int:
         """The largest number of micro-batches that so many graphs need (static)."""

@@ -40,8 +40,8 @@ def make_partition(source: Source | np.ndarray, config: PartitionConfig) -> Part
         )
     if several and config.test == "official":
         raise ValueError(f"{source.name} holds several data sets: use test='local'")
-    if several and not entry.across:
-        fit = ", ".join(other.name for other in PARTITIONS.values() if other.across)
+    if several and not entry.apart:
+        fit = ", ".join(other.name for other in PARTITIONS.values() if other.apart)
         raise ValueError(f"{config.method} would mix the {len(source.datasets)} data sets of {source.name}: use {fit}")
     published = official if config.test == "official" else None
     where = np.arange(len(labels)) if published is None or entry.linked else np.flatnonzero(~published)

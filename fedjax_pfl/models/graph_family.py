@@ -90,7 +90,7 @@ def _network(form: str, layer: str, num_classes: int, options: dict[str, Any]) -
 
 
 def _title(layer: str, form: str) -> str:
-    return layer if form == "raw" else f"{layer}_{form}"
+    return {"raw": layer, "two_stream": form}.get(form, f"{layer}_{form}")  # two streams have layers of their own
 
 
 def fitted(variables: Variables, facts: Mapping[str, jax.Array], vocabulary: int) -> Variables:

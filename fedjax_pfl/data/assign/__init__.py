@@ -18,19 +18,19 @@ _TABLE: tuple[PartitionEntry, ...] = (
     PartitionEntry("pathological", "exactly k classes per client", ("classes_per_client", "balance"), pathological),
     PartitionEntry("shards", "shards of the label-sorted samples, dealt at random", ("shards_per_client",), shards),
     PartitionEntry("quantity", "a random deal of skewed sizes", ("sizes", "size_skew"), quantity),
-    PartitionEntry("natural", "the source's own clients", (), natural, across=True),
+    PartitionEntry("natural", "the source's own clients", (), natural, apart=True),
     PartitionEntry("label_groups", "groups of clients with the same classes", ("groups",), label_groups),
     PartitionEntry(
         "feature_shift", "groups of clients with rotated or noisy features", ("groups", "shift", "shift_noise"),
         feature_shift, shift=True,
     ),
-    PartitionEntry("dataset_per_client", "one client per data set", (), dataset_per_client, across=True),
+    PartitionEntry("dataset_per_client", "one client per data set", (), dataset_per_client, apart=True),
     PartitionEntry(
-        "chunks_of_dataset", "several clients per data set", ("clients_per_dataset",), chunks_of_dataset, across=True
+        "chunks_of_dataset", "several clients per data set", ("clients_per_dataset",), chunks_of_dataset, apart=True
     ),
     PartitionEntry(
         "skewed_chunks_of_dataset", "several clients per data set, classes shared by Dirichlet(alpha)",
-        ("clients_per_dataset", "alpha"), skewed_chunks_of_dataset, across=True,
+        ("clients_per_dataset", "alpha"), skewed_chunks_of_dataset, apart=True,
     ),
     PartitionEntry("community", "communities of a graph's nodes (Louvain)", (), community, linked=True),
 )  # fmt: skip

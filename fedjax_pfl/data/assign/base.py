@@ -41,7 +41,7 @@ class PartitionEntry(NamedTuple):
     """One row of the registry.
 
     options: the fields of ``PartitionConfig`` that this method reads and not all others do.
-    shift: the method also changes features (see ``shifts.py``). across: it may mix several data sets in a client.
+    shift: the method also changes features (see ``shifts.py``). apart: it keeps several data sets apart.
     linked: it follows the edges between samples, and so deals those of a published test set too.
     """
 
@@ -50,7 +50,7 @@ class PartitionEntry(NamedTuple):
     options: tuple[str, ...]
     assign: Callable[[Pool, PartitionConfig, np.random.Generator], Assignment]
     shift: bool = False
-    across: bool = False
+    apart: bool = False
     linked: bool = False
 
 

@@ -126,6 +126,42 @@ def plot_results(
     return figure_of(ax)
 
 
+@styled
+def plot_data_sets(
+    results: Mapping[str, Mapping[str, tuple[float | None, float | None]]],
+    ax: Axes | None = None,
+    title: str | None = None,
+    looks: Looks | None = None,
+) -> Figure:
+    """Accuracy on each data set, a line of the figure each, a mark a method, with one standard deviation over seeds.
+
+    results: ``{label: {data set: (mean, std)}}``; None where absent.
+    """
+    names = list(dict.fromkeys(name for found in results.values() for name in found))
+    ax = axes_or_new(ax, 0.9 + 0.1 * len(names) * (2 + len(results)))
+    looks = looks or looks_of(results)
+    for number, (label, found) in enumerate(results.items()):
+        shift = 0.7 * ((number + 0.5) / len(results) - 0.5)
+        told = [(place, *found.get(name, (None, None))) for place, name in enumerate(names)]
+        rows = [(place + shift, mean, spread) for place, mean, spread in told if mean is not None]
+        if rows:
+            places, means, spreads = zip(*rows, strict=True)
+            ax.errorbar(means, places, xerr=[spread or 0 for spread in spreads], fmt=looks[label].marker, markersize=5,
+                        color=looks[label].colour, elinewidth=1.1, linestyle="none")  # fmt: skip
+    ax.set_yticks(range(len(names)), [printable(name, 30) for name in names], color=INK)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set_yticks(np.arange(len(names) - 1) + 0.5, minor=True)
+    ax.tick_params(axis="y", which="minor", length=0)
+    ax.grid(axis="x")
+    ax.grid(axis="y", which="minor")
+    ax.spines["left"].set_visible(False)
+    ax.set_xlabel("test accuracy")
+    percent_axis(ax.xaxis)
+    if title:
+        ax.set_title(title)
+    return figure_of(ax)
+
+
 def _kind_key(ax: Axes, kinds: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
@@ -139,5 +175,5 @@ def _kind_key(ax: Axes, kinds: Sequence[str]) -> None:
 
 __all__ = [
     "client_order", "label_similarity", "looks_of", "plot_clients", "plot_communication", "plot_curves",
-    "plot_partition", "plot_results", "plot_weights",
+    "plot_data_sets", "plot_partition", "plot_results", "plot_weights",
 ]  # fmt: skip

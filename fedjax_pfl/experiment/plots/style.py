@@ -26,7 +26,7 @@ SEQUENTIAL = ("#f5f7fd", "#c3cffc", "#8196f6", "#385af8", "#1c2f9c", "#0b1240")
 DASHES = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 WIDTH = 9.6
 """Inches of every figure, so that their text has one size on a page."""
-MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d", "8", "*")
+MARKERS = ("o", "s", "^", "D", "v", "p", "<", ">", "h", "d", "8", "*", "P")
 THEME = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
@@ -80,7 +80,7 @@ class Look(NamedTuple):
 
 
 def looks_of(labels: Iterable[str]) -> dict[str, Look]:
-    """A look for each label in order; no two of the first eighteen have the same colour and dash."""
+    """A look for each label in order: no two of the first 18 have the same colour and dash, of 78 colour and mark."""
     return {
         label: Look(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)], MARKERS[i % len(MARKERS)])
         for i, label in enumerate(dict.fromkeys(labels))

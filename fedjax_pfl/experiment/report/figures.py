@@ -14,6 +14,7 @@ from fedjax_pfl.experiment.plots import (
     plot_clients,
     plot_communication,
     plot_curves,
+    plot_data_sets,
     plot_partition,
     plot_results,
     plot_weights,
@@ -35,7 +36,10 @@ MAX_DIRECT = 26
 def pictures(runs: Sequence[Run]) -> Iterator[Picture]:
     """The figures that these runs have data for, in the order of the page."""
     looks = looks_of(run.label for run in runs)
-    for make in (_results, _curves, _clients, _partition, _weights, topology, _embedding, _communication, diagnostics):
+    for make in (
+        _results, _data_sets, _curves, _clients, _partition, _weights, topology, _embedding, _communication,
+        diagnostics,
+    ):  # fmt: skip
         yield from make(runs, looks)
 
 
@@ -57,6 +61,25 @@ def _results(runs: Sequence[Run], looks: dict[str, Look]) -> Iterator[Picture]:
 def _alt_results(runs: Sequence[Run]) -> str:
     told = [f"{run.label} {mean:.1%}" for run in runs if (mean := run.test("personal", "weighted_mean")) is not None]
     return "Dot plot of test accuracy. Personal models: " + ", ".join(told)
+
+
+@styled
+def _data_sets(runs: Sequence[Run], looks: dict[str, Look]) -> list[Picture]:
+    names = list(dict.fromkeys(name for run in runs for name in run.summary.get("datasets") or ()))
+    if not names:
+        return []
+    of = {
+        run.label: {
+            name or "mean": tuple(run.of_data_set(name, "personal", s) for s in ("mean", "std_over_seeds"))
+            for name in (*names, None)
+        }
+        for run in runs
+    }
+    figure = plot_data_sets(of, looks=looks)
+    legend(figure, looks, lines=False)
+    bars = "; bars are one standard deviation over seeds" if max(len(run.seeds) for run in runs) > 1 else ""
+    caption = f"Test accuracy of the personal models on each data set after the last round, and their mean{bars}."
+    return [Picture("results", "data-sets", figure, caption, f"Dot plot. {caption}")]
 
 
 @styled
