@@ -4,8 +4,9 @@
 
 Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; one client a
 data set. Seeds are runs of their own, so that several processes, a core each, can share them; the table takes whatever
-is finished. COLLAB is its 500-graph subset, as the whole set has 12.3 million edges. A line gives the mean over data
-sets of the test accuracy at the last round, as received and after training, the same at the best validation round, and
+is finished. Social has the 500-graph subset of COLLAB, as the whole set, that of Social_whole and MIX_whole, has 12.3
+million edges. ``--samples 300`` takes 300 graphs of each set at most. With three clients, K = 3 clusters are the clients
+themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of the test accuracy at the last round, as received and after training, the same at the best validation round, and
 the floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
 """
 
@@ -27,9 +28,10 @@ from fedjax_pfl.experiment.cli import main as command_line
 from fedjax_pfl.experiment.report.folder import json_lines
 
 SOCIAL = ("COLLAB_500", "IMDB-BINARY", "IMDB-MULTI")
+WHOLE = ("COLLAB", *SOCIAL[1:])
 GROUPS = {
     "Five": CHEM_BIO[:5], "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"),
-    "ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL,
+    "ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL, "Social_whole": WHOLE, "MIX_whole": CHEM_BIO + WHOLE,
 }  # fmt: skip
 RATIOS = ("fixed:0.9", "fixed:0.7", "fixed:0.5", "fixed:0.3", "fixed:0.1", "fixed:1", "fixed:0")
 POLICIES = ("random", "discounted")
@@ -41,13 +43,16 @@ class Options:
     """FedGCF against its controls and baselines."""
 
     groups: tuple[str, ...] = ("Molecules",)
-    """Groups of data sets: Five (small ones), Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX."""
+    """Groups of data sets: Five (small ones), Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX,
+    Social_whole, MIX_whole."""
     rounds: int = 100
     """Rounds of each method (of a comparison that is begun here)."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds that this process runs; none: the table of what is there."""
     methods: tuple[str, ...] = ()
     """Which of the methods (of a comparison that is begun here), such as fedgcf fedavg local (default: all)."""
+    samples: int | None = None
+    """Graphs of each set at most (of a comparison that is begun here)."""
     out: Path = Path("runs/fedgcf")
     """Folder of the comparisons, GROUP/SEED; those that are there are taken as they are."""
 
@@ -55,12 +60,14 @@ class Options:
 def run(group: str, seed: int, options: Options) -> None:
     """One comparison on one group."""
     folder = options.out / group / str(seed)
-    every = ("fedgcf", *(f"fedgcf:policy={one}" for one in (*RATIOS, *POLICIES)), *BASELINES)
+    clusters = ("fedgcf:clusters=1", "fedgcf:clusters=2") if len(GROUPS[group]) < 4 else ()
+    every = ("fedgcf", *(f"fedgcf:policy={one}" for one in (*RATIOS, *POLICIES)), *clusters, *BASELINES)
     words = ["compare", *(options.methods or every)]
     words += ["--data", f"tu:{'+'.join(GROUPS[group])}", "--batch-size", "128"]
     words += ["--optimizer", "adam", "--lr", "0.001", "--weight-decay", "0.0005", "--test-fraction", "0.1"]
     words += ["--rounds", str(options.rounds), "--eval-every", "5", "--seed", str(seed)]
     words += ["--partition", "natural", "--out", str(folder)]
+    words += ["--samples", str(options.samples)] if options.samples else []
     if folder.exists():
         words = ["compare", "--resume", str(folder)]
     print(shlex.join(["fedjax-pfl", *words]), flush=True)
