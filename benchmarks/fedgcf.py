@@ -5,9 +5,10 @@
 Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; one client a
 data set. Seeds are runs of their own, so that several processes, a core each, can share them; the table takes whatever
 is finished. Social has the 500-graph subset of COLLAB, as the whole set, that of Social_whole and MIX_whole, has 12.3
-million edges. ``--samples 300`` takes 300 graphs of each set at most. With three clients, K = 3 clusters are the clients
-themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of the test accuracy at the last round, as received and after training, the same at the best validation round, and
-the floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
+million edges. ``--samples 300`` takes 300 graphs of each set at most. With three clients, K = 3 clusters are the
+clients themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of
+the test accuracy at the last round, as received and after training, the same at the best validation round, and the
+floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SOCIAL = ("COLLAB_500", "IMDB-BINARY", "IMDB-MULTI")
 WHOLE = ("COLLAB", *SOCIAL[1:])
 GROUPS = {
     "Five": CHEM_BIO[:5], "Molecules": CHEM_BIO[:7], "Small": tuple(name for name in CHEM_BIO if name != "DD"),
-    "ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL, "Social_whole": WHOLE, "MIX_whole": CHEM_BIO + WHOLE,
+    "ChemBio": CHEM_BIO, "Social": SOCIAL, "MIX": CHEM_BIO + SOCIAL,
+    "Social_whole": WHOLE, "MIX_whole": CHEM_BIO + WHOLE,
 }  # fmt: skip
 RATIOS = ("fixed:0.9", "fixed:0.7", "fixed:0.5", "fixed:0.3", "fixed:0.1", "fixed:1", "fixed:0")
 POLICIES = ("random", "discounted")
