@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,16 +59,26 @@ class Keep:
             self.state = jax.tree.map(np.array, progress.state)
 
 
+ELEVEN = (7, 3, 12, 5, 10, 4, 9, 6, 2, 8, 5)  # clients, on eight devices
+
+
+@functools.cache
+def alone(number: int) -> fp.Result:
+    """A case with one seed, on one device, in chunks of five clients and evaluated every third round. (With a seed in
+    which DDPG sees states of all zeros, its ReLUs at 0 would turn rounding into another direction of descent.)"""
+    fed = CASES[number].federation(tiny_data(ELEVEN), participation=HALF, client_chunk=5)
+    return fp.simulate(fed, build(CASES[number], fed), rounds=7, eval_every=3, seed=3)
+
+
 @every_method
 def test_seeds_chunks_and_evaluation_interval_change_nothing(case: Case, float64: None) -> None:
-    fed = case.federation(participation=HALF)
-    both = fp.simulate(fed, build(case, fed), rounds=7, eval_every=7, seed=3, seeds=2)
-    fed = case.federation(participation=HALF, client_chunk=5)
-    alone = fp.simulate(fed, build(case, fed), rounds=7, eval_every=3, seed=4)
+    fed = case.federation(tiny_data(ELEVEN), participation=HALF)
+    both = fp.simulate(fed, build(case, fed), rounds=7, eval_every=7, seed=2, seeds=2)
+    one = alone(CASES.index(case))
     second = lambda result: jax.tree.map(lambda a: a[1], result)  # noqa: E731
-    assert_close(second(both.state), alone.state)
-    assert_close(second(both.records[-1].scores), jax.tree.map(lambda a: a[0], alone.records[-1].scores))
-    np.testing.assert_array_equal(both.info["trains"][1], alone.info["trains"][0])
+    assert_close(second(both.state), one.state)
+    assert_close(second(both.records[-1].scores), jax.tree.map(lambda a: a[0], one.records[-1].scores))
+    np.testing.assert_array_equal(both.info["trains"][1], one.info["trains"][0])
     assert not np.array_equal(both.info["trains"][0], both.info["trains"][1])
 
 
@@ -76,16 +88,14 @@ def test_eight_devices_equal_one(case: Case, float64: None) -> None:
         with pytest.raises(ValueError, match="one device"):
             build(case, case.federation(shard(tiny_data(), 8), mesh=client_mesh(8)))
         return
-    sizes = (7, 3, 12, 5, 10, 4, 9, 6, 2, 8, 5)  # eleven clients on eight devices
-    one = case.federation(tiny_data(sizes), participation=HALF)
     mesh = client_mesh(8)
-    many = case.federation(place_data(shard(tiny_data(sizes), 8), mesh), participation=HALF, mesh=mesh)
-    a = fp.simulate(one, build(case, one), rounds=3, eval_every=3)
-    b = fp.simulate(many, build(case, many), rounds=3, eval_every=3)
+    many = case.federation(place_data(shard(tiny_data(ELEVEN), 8), mesh), participation=HALF, mesh=mesh)
+    a = alone(CASES.index(case))
+    b = fp.simulate(many, build(case, many), rounds=7, eval_every=7, seed=3)
     assert_close(a.records[-1].scores, b.records[-1].scores, 1e-9)
     np.testing.assert_array_equal(a.info["reported"], b.info["reported"])
     np.testing.assert_allclose(a.info["loss"], b.info["loss"], 1e-10)
-    for name in (name for name, values in a.info.items() if values.shape == (1, 3)):
+    for name in (name for name, values in a.info.items() if values.shape == (1, 7)):
         np.testing.assert_allclose(a.info[name], b.info[name], 1e-7, 1e-9, err_msg=name)
     for field in many_rows(b.state, build(case, many)):
         assert len(field.sharding.device_set) == 8, "client rows live on all devices"

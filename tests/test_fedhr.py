@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,22 +16,41 @@ import fedjax_pfl as fp
 from fedjax_pfl.algorithms import _strength
 from fedjax_pfl.algorithms.fedhr import Options
 from fedjax_pfl.data.clients import client_data
-from fedjax_pfl.engine.rounds import one_round
+from fedjax_pfl.engine import random
 from fedjax_pfl.models.hypernetwork import Modulator, modulate, modulation_gradient
 from fedjax_pfl.models.registry import build_model
 
 KEY = jax.random.key(3)
 M = len(SIZES)
+EVERYBODY = np.ones(M, bool)
 
 
-def started(policy: str, rounds: int = 0, **options: object) -> tuple[fp.Federation, fp.Algorithm, fp.Env, object]:
+class Started(NamedTuple):
+    """FedHR after some rounds; ``advance(state, t, there) -> (state, info)`` is one more, of the clients there."""
+
+    fed: fp.Federation
+    algorithm: fp.Algorithm
+    env: fp.Env
+    state: Any
+    advance: Callable[..., Any]
+
+
+@functools.cache
+def started(policy: str, rounds: int = 0, **options: object) -> Started:
+    """In double precision only, as it is compiled once."""
     fed = federation()
     algorithm = fp.build("fedhr", fed, policy=policy, **options)
     env = fed.env(algorithm.hyper)
-    state = algorithm.init(env, KEY)
+
+    @jax.jit
+    def advance(state: Any, t: Any, there: Any) -> Any:
+        cohort = fed.participation.draw(fed.data, KEY, t, 10)._replace(trains=there, reports=there)
+        return algorithm.round(env, state, cohort, random.stream(KEY, random.ROUND, t))
+
+    state = jax.jit(algorithm.init)(env, KEY)
     for t in range(rounds):
-        state, _ = one_round(fed, algorithm, env, state, KEY, t, 10)
-    return fed, algorithm, env, state
+        state, _ = advance(state, t, EVERYBODY)
+    return Started(fed, algorithm, env, state, advance)
 
 
 def validation(fed: fp.Federation, client: int) -> dict[str, jax.Array]:
@@ -58,11 +81,11 @@ def test_without_modulation_the_global_model_is_that_of_fedavg(float64: None) ->
 
 
 def test_a_round_modulates_trains_averages_and_descends(float64: None) -> None:
-    fed, algorithm, env, state = started("fixed:0.7", rounds=2)
+    fed, algorithm, env, state, advance = started("fixed:0.7", rounds=2)
     phi, v = state.phi[0], state.v[0]
     modulator = Modulator(4, CLASSES)
     head = {name: leaf for name, leaf in state.shared.items() if fed.model.head(name)}
-    new, info = one_round(fed, algorithm, env, state, KEY, 2, 10)
+    new, info = advance(state, 2, EVERYBODY)
     weights, by_phi, moved = np.array(SIZES) / sum(SIZES), [], []
     for client in range(M):
         sent = state.shared | modulate(head, modulator.apply(phi, v[client]), 0.7)
@@ -97,7 +120,7 @@ def quality(fed: fp.Federation, variables: dict[str, jax.Array], client: int, me
 @pytest.mark.parametrize("gain", _strength.GAINS)
 @pytest.mark.parametrize("metric", _strength.METRICS)
 def test_the_reward_is_the_gain_minus_the_deviation(gain: str, metric: str, float64: None) -> None:
-    fed, algorithm, env, state = started("fixed:0.7", rounds=3, penalty=0.2, bound=5.0, hyper_lr=0.5)
+    fed, algorithm, env, state, _ = started("fixed:0.7", rounds=3, penalty=0.2, bound=5.0, hyper_lr=0.5)
     options = Options(gain=gain, gain_metric=metric)
     everyone = jnp.ones(M, bool)
     found = _strength.rewards(fed, options, env, state, algorithm.received, state.theta, everyone)
@@ -114,9 +137,8 @@ def test_the_reward_is_the_gain_minus_the_deviation(gain: str, metric: str, floa
 
 
 def test_the_agent_is_told_what_clients_saw_and_gained(float64: None) -> None:
-    fed, algorithm, env, state = started("ddpg", rounds=1, warm_up=64, penalty=0.2, gain="received")
-    first = state
-    state, _ = one_round(fed, algorithm, env, state, KEY, 1, 10)
+    fed, algorithm, env, first, advance = started("ddpg", rounds=1, warm_up=64, penalty=0.2, gain="received")
+    state, _ = advance(first, 1, EVERYBODY)
     replay = state.agent.replay
     assert int(replay.fill) == M
     start = algorithm.init(env, KEY)
@@ -143,18 +165,16 @@ def test_the_agent_is_told_what_clients_saw_and_gained(float64: None) -> None:
         np.testing.assert_allclose(replay.s[client], [0, 0, 0, accuracy(fed, start.shared, client), 0], atol=1e-9)
 
 
-def test_clients_that_are_absent_keep_their_transition_waiting() -> None:
-    _, algorithm, env, state = started("ddpg", rounds=1)
-    cohort = fp.everyone(env.data)
-    some, advance = jnp.arange(M) < 2, jax.jit(algorithm.round)
-    state, _ = advance(env, state, cohort._replace(trains=some, reports=some), jax.random.key(1))
+def test_clients_that_are_absent_keep_their_transition_waiting(float64: None) -> None:
+    one = started("ddpg", rounds=1, warm_up=64, penalty=0.2, gain="received")
+    state, _ = one.advance(one.state, 1, np.arange(M) < 2)
     assert int(state.agent.replay.fill) == 2
-    state, _ = advance(env, state, cohort, jax.random.key(2))
+    state, _ = one.advance(state, 2, EVERYBODY)
     assert int(state.agent.replay.fill) == 2 + M
 
 
 def test_greedy_takes_the_strength_with_the_least_validation_loss(float64: None) -> None:
-    fed, algorithm, env, state = started("greedy-validation", rounds=3)
+    fed, algorithm, env, state, _ = started("greedy-validation", rounds=3)
     served = algorithm.serve(env, state)
     for client in range(M):
         batch, losses = validation(fed, client), []

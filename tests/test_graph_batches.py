@@ -256,7 +256,7 @@ def ends(fed: fp.Federation, name: str = "fedavg", rounds: int = 2, **options: A
 
 
 def test_chunks_and_devices_agree(float64: None) -> None:
-    one = source(sets=1, budgets=BUDGETS[1:])
+    one = source(sets=1)
     usual = ends(federation(one, clients=5, client_chunk=1))
     spread = ends(federation(one, clients=5, client_chunk=2, mesh=client_mesh(2)))  # one slot is padding
     assert_close(usual, spread, 1e-7)  # weights are drawn in single precision, and rounded otherwise in another program

@@ -18,7 +18,7 @@ from fedjax_pfl.engine.unseen import adapt
 HELD = tiny_data((9, 4, 6), seed=5)
 STEPS = 3
 KINDS = ("local", "fedavg", "fedper", "fedapa", "fedhr", "ditto", "pfedhn")  # what a newcomer is given differs
-METHODS = [case for name, case in {case.name: case for case in CASES}.items() if name in KINDS]
+METHODS = [case for name, case in {case.name: case for case in reversed(CASES)}.items() if name in KINDS]
 
 
 def on_device(data: ClientData) -> ClientData:
