@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -270,6 +271,16 @@ def test_clusters_of_two_are_not_cut(float64: None) -> None:
     state, info = jax.jit(lambda s: one_round(fed, algorithm, env, s, KEY, 0, 2))(algorithm.init(env, KEY))
     assert state.cluster.tolist() == [0, 0]
     assert info["clusters"] == 1
+
+
+def test_clusters_are_judged_in_full_precision() -> None:
+    fed = federation()
+    algorithm = fp.build("gcfl", fed)
+    env = fed.env(algorithm.hyper)
+    text = str(jax.make_jaxpr(algorithm.round)(env, algorithm.init(env, KEY), fp.everyone(fed.data), KEY))
+    found = re.findall(r":f32\[5,5\] = dot_general\[(.*?)\n\s*\]", text, re.DOTALL)
+    assert len(found) > 1, "of all pairs of clients: updates, and means of clusters"
+    assert all("precision=(Precision.HIGHEST, Precision.HIGHEST)" in one for one in found)
 
 
 def test_what_is_sent_is_what_is_shared() -> None:
