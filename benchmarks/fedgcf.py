@@ -37,7 +37,7 @@ GROUPS = {
 }  # fmt: skip
 RATIOS = ("fixed:0.9", "fixed:0.7", "fixed:0.5", "fixed:0.3", "fixed:0.1", "fixed:1", "fixed:0")
 POLICIES = ("random", "discounted")
-BASELINES = ("gcfl:epsilon1=0.15", "gcfl_plus:epsilon1=0.15", "fedstar", "fedavg", "fedprox:mu=0.01", "local")
+BASELINES = ("gcfl:epsilon1=0.3", "gcfl_plus:epsilon1=0.3", "fedstar", "fedavg", "fedprox:mu=0.01", "local")
 
 
 @dataclasses.dataclass
