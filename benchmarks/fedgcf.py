@@ -3,8 +3,9 @@
     FEDJAX_PFL_DATA=DIR python benchmarks/fedgcf.py --groups ChemBio Social MIX --seeds 0 1 2 --out runs/fedgcf
 
 Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), continued where it stopped; one client a
-data set. Seeds are runs of their own, so that several processes, a core each, can share them; the table takes whatever
-is finished. Social has the 500-graph subset of COLLAB, as the whole set, that of Social_whole and MIX_whole, has 12.3
+data set. Seeds are runs of their own, so that several processes, a core each, can share them. The table takes whatever
+is finished, here or, in ``fedgcf.jsonl``, elsewhere: ``--keep`` adds what is finished here, ``--seeds`` with no number
+runs nothing. Social has the 500-graph subset of COLLAB, as the whole set, that of Social_whole and MIX_whole, has 12.3
 million edges. ``--samples 300`` takes 300 graphs of each set at most. With three clients, K = 3 clusters are the
 clients themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of
 the test accuracy at the last round, as received and after training, the same at the best validation round, and the
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tyro
@@ -57,6 +59,10 @@ class Options:
     """Graphs of each set at most (of a comparison that is begun here)."""
     out: Path = Path("runs/fedgcf")
     """Folder of the comparisons, GROUP/SEED; those that are there are taken as they are."""
+    results: Path = Path(__file__).with_suffix(".jsonl")
+    """Curves of runs that were finished elsewhere, a line each; they are in the table too."""
+    keep: bool = False
+    """Write what is finished here into that file."""
 
 
 def run(group: str, seed: int, options: Options) -> None:
@@ -76,42 +82,77 @@ def run(group: str, seed: int, options: Options) -> None:
     command_line(words)
 
 
-def curves(paths: list[Path], split: str, kind: str) -> np.ndarray:
-    """Mean over data sets of the accuracy, ``(seeds, evaluations)``."""
-    every = [json_lines((path / "metrics.jsonl").read_text()) for path in paths]
-    found = [[row for row in rows if (row["split"], row["kind"]) == (split, kind)] for rows in every]
-    return np.array([[row["accuracy"]["uniform_mean"] for row in rows] for rows in found])
+class Curves(NamedTuple):
+    """What a finished run says of its method: at every evaluation, means over data sets."""
+
+    group: str
+    samples: int | None
+    method: str
+    seed: int
+    floats: list[int]
+    """Sent until then."""
+    accuracy: dict[str, list[float]]
+    """``"test received" -> at every evaluation``, to four digits."""
 
 
-def table(folder: Path) -> Table:
-    """One line a method, of the runs that are finished."""
-    runs: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*/*/summary.json")):
+def curves(group: str, samples: int | None, folder: Path) -> Curves:
+    """Those of one run folder."""
+    rows, rounds = (json_lines((folder / f"{name}.jsonl").read_text()) for name in ("metrics", "rounds"))
+    sent = np.cumsum([0, *(row["floats_up"] + row["floats_down"] for row in rounds)])
+    accuracy: dict[str, list[float]] = {}
+    for row in rows:
+        accuracy.setdefault(f"{row['split']} {row['kind']}", []).append(round(row["accuracy"]["uniform_mean"], 4))
+    floats = [int(sent[when]) for when in sorted({row["round"] for row in rows})]
+    return Curves(group, samples, folder.name, int(folder.parent.name), floats, accuracy)
+
+
+def gather(group: str, options: Options) -> list[Curves]:
+    """Those of all finished runs of the group: in the file of results, and in the folder, which takes precedence."""
+    written = [Curves(**row) for row in json_lines(options.results.read_text())] if options.results.exists() else []
+    found = {one[:4]: one for one in written}
+    for path in sorted((options.out / group).glob("*/*/summary.json")):
         if json.loads(path.read_text())["status"] == "finished":
-            runs.setdefault(path.parent.name, []).append(path.parent)
-    made = Table(title=f"{folder.name}: per cent, mean and deviation over seeds", box=box.MARKDOWN)
+            one = curves(group, options.samples, path.parent)
+            found[one[:4]] = one
+    if options.keep:
+        lines = sorted(json.dumps(one._asdict()) for one in found.values())
+        options.results.write_text("".join(f"{line}\n" for line in lines))
+    return [one for one in found.values() if one[:2] == (group, options.samples)]
+
+
+def table(group: str, every: list[Curves]) -> Table:
+    """One line a method."""
+    made = Table(title=f"{group}: per cent, mean and deviation over seeds", box=box.MARKDOWN)
     made.add_column("method", no_wrap=True)
     heads = ("seeds", "received, last", "personal, last", "received, best validation", "personal, best", "m. floats")
     for head in heads:
         made.add_column(head, justify="right")
-    goal = curves(runs["fedavg"], "validation", "received").mean(0).max() if "fedavg" in runs else np.inf
-    for name, paths in runs.items():
+    methods: dict[str, list[Curves]] = {}
+    for one in every:
+        methods.setdefault(one.method, []).append(one)
+    goal = over(methods["fedavg"], "validation received").mean(0).max() if "fedavg" in methods else np.inf
+    for name, runs in methods.items():
         cells = []
         for pick in (last, best):
-            cells += [spread(pick(paths, kind)) for kind in ("received", "personal")]
-        made.add_row(name, str(len(paths)), *cells, floats_until(paths, goal))
+            cells += [spread(pick(runs, kind)) for kind in ("received", "personal")]
+        made.add_row(name, str(len(runs)), *cells, floats_until(runs, goal))
     return made
 
 
-def last(paths: list[Path], kind: str) -> np.ndarray:
+def over(runs: list[Curves], which: str) -> np.ndarray:
+    """Accuracy, ``(seeds, evaluations)``."""
+    return np.array([run.accuracy[which] for run in runs])
+
+
+def last(runs: list[Curves], kind: str) -> np.ndarray:
     """Test accuracy at the last round, ``(seeds,)``."""
-    return curves(paths, "test", kind)[:, -1]
+    return over(runs, f"test {kind}")[:, -1]
 
 
-def best(paths: list[Path], kind: str) -> np.ndarray:
+def best(runs: list[Curves], kind: str) -> np.ndarray:
     """Test accuracy at the round with the best validation accuracy, ``(seeds,)``."""
-    where = curves(paths, "validation", kind).argmax(1)
-    return np.take_along_axis(curves(paths, "test", kind), where[:, None], 1)[:, 0]
+    where = over(runs, f"validation {kind}").argmax(1)
+    return np.take_along_axis(over(runs, f"test {kind}"), where[:, None], 1)[:, 0]
 
 
 def spread(values: np.ndarray) -> str:
@@ -119,14 +160,12 @@ def spread(values: np.ndarray) -> str:
     return f"{100 * values.mean():.2f} ± {100 * values.std():.2f}"
 
 
-def floats_until(paths: list[Path], goal: float) -> str:
+def floats_until(runs: list[Curves], goal: float) -> str:
     """Floats that were sent, in millions, until the mean over seeds reached the goal on validation samples."""
-    reached = curves(paths, "validation", "received").mean(0) >= goal
+    reached = over(runs, "validation received").mean(0) >= goal
     if not reached.any():
         return "not reached" if np.isfinite(goal) else ""
-    rounds = sorted({row["round"] for row in json_lines((paths[0] / "metrics.jsonl").read_text())})
-    whole = [row["floats_up"] + row["floats_down"] for row in json_lines((paths[0] / "rounds.jsonl").read_text())]
-    return f"{sum(whole[: rounds[int(reached.argmax())]]) / 1e6:.1f}"
+    return f"{runs[0].floats[int(reached.argmax())] / 1e6:.1f}"
 
 
 def main(options: Options) -> None:
@@ -134,7 +173,7 @@ def main(options: Options) -> None:
     for group in options.groups:
         for seed in options.seeds:
             run(group, seed, options)
-        Console(width=150).print(table(options.out / group))
+        Console(width=150).print(table(group, gather(group, options)))
 
 
 if __name__ == "__main__":
