@@ -43,7 +43,8 @@ def client_mesh(devices: int) -> Mesh | None:
 def divide_cpu(devices: int) -> None:
     """Let JAX, where it has not started yet and nobody has said how many, see the CPU as so many devices."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    told = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    told = told or jax.config.values["jax_num_cpu_devices"] > 0
     if devices > 1 and not told:
         with contextlib.suppress(RuntimeError):  # it has started
             jax.config.update("jax_num_cpu_devices", min(devices, cores))

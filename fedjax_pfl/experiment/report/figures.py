@@ -70,7 +70,10 @@ def _data_sets(runs: Sequence[Run], looks: dict[str, Look]) -> list[Picture]:
         return []
     of = {
         run.label: {
-            name or "mean": tuple(run.of_data_set(name, "personal", s) for s in ("mean", "std_over_seeds"))
+            name or "mean": (
+                run.of_data_set(name, "personal", "mean"),
+                run.of_data_set(name, "personal", "std_over_seeds"),
+            )
             for name in (*names, None)
         }
         for run in runs
