@@ -50,13 +50,13 @@ class Options:
     """Groups of data sets: Five (small ones), Molecules (7 sets), Small (ChemBio without DD), ChemBio, Social, MIX,
     Social_whole, MIX_whole."""
     rounds: int = 100
-    """Rounds of each method (of a comparison that is begun here)."""
+    """Rounds of each method."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds that this process runs; none: the table of what is there."""
     methods: tuple[str, ...] = ()
     """Which of the methods (of a comparison that is begun here), such as fedgcf fedavg local (default: all)."""
     samples: int | None = None
-    """Graphs of each set at most (of a comparison that is begun here)."""
+    """Graphs of each set at most."""
     out: Path = Path("runs/fedgcf")
     """Folder of the comparisons, GROUP/SEED; those that are there are taken as they are."""
     results: Path = Path(__file__).with_suffix(".jsonl")
@@ -87,6 +87,7 @@ class Curves(NamedTuple):
 
     group: str
     samples: int | None
+    rounds: int
     method: str
     seed: int
     floats: list[int]
@@ -103,21 +104,21 @@ def curves(group: str, samples: int | None, folder: Path) -> Curves:
     for row in rows:
         accuracy.setdefault(f"{row['split']} {row['kind']}", []).append(round(row["accuracy"]["uniform_mean"], 4))
     floats = [int(sent[when]) for when in sorted({row["round"] for row in rows})]
-    return Curves(group, samples, folder.name, int(folder.parent.name), floats, accuracy)
+    return Curves(group, samples, len(rounds), folder.name, int(folder.parent.name), floats, accuracy)
 
 
 def gather(group: str, options: Options) -> list[Curves]:
     """Those of all finished runs of the group: in the file of results, and in the folder, which takes precedence."""
     written = [Curves(**row) for row in json_lines(options.results.read_text())] if options.results.exists() else []
-    found = {one[:4]: one for one in written}
+    found = {one[:5]: one for one in written}
     for path in sorted((options.out / group).glob("*/*/summary.json")):
         if json.loads(path.read_text())["status"] == "finished":
             one = curves(group, options.samples, path.parent)
-            found[one[:4]] = one
+            found[one[:5]] = one
     if options.keep:
         lines = sorted(json.dumps(one._asdict()) for one in found.values())
         options.results.write_text("".join(f"{line}\n" for line in lines))
-    return [one for one in found.values() if one[:2] == (group, options.samples)]
+    return [one for one in found.values() if one[:3] == (group, options.samples, options.rounds)]
 
 
 def table(group: str, every: list[Curves]) -> Table:
