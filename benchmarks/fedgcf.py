@@ -6,7 +6,8 @@ Every seed of a group is one ``fedjax-pfl compare`` (the command is printed), co
 data set. Seeds are runs of their own, so that several processes, a core each, can share them. The table takes whatever
 is finished, here or, in ``fedgcf.jsonl``, elsewhere: ``--keep`` adds what is finished here, ``--seeds`` with no number
 runs nothing. Social has the 500-graph subset of COLLAB, as the whole set, that of Social_whole and MIX_whole, has 12.3
-million edges. ``--samples 300`` takes 300 graphs of each set at most. With three clients, K = 3 clusters are the
+million edges. ``--samples 300`` takes 300 graphs of each set at most; clients keep their Adam from round to round, or
+it starts anew (``--optimizer-state restart``). With three clients, K = 3 clusters are the
 clients themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of
 the test accuracy at the last round, as received and after training, the same at the best validation round, and the
 floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
@@ -18,7 +19,7 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -57,6 +58,8 @@ class Options:
     """Which of the methods (of a comparison that is begun here), such as fedgcf fedavg local (default: all)."""
     samples: int | None = None
     """Graphs of each set at most."""
+    optimizer_state: Literal["keep", "restart"] = "keep"
+    """What becomes of a client's Adam after a round."""
     out: Path = Path("runs/fedgcf")
     """Folder of the comparisons, GROUP/SEED; those that are there are taken as they are."""
     results: Path = Path(__file__).with_suffix(".jsonl")
@@ -74,7 +77,7 @@ def run(group: str, seed: int, options: Options) -> None:
     words += ["--data", f"tu:{'+'.join(GROUPS[group])}", "--batch-size", "128"]
     words += ["--optimizer", "adam", "--lr", "0.001", "--weight-decay", "0.0005", "--test-fraction", "0.1"]
     words += ["--rounds", str(options.rounds), "--eval-every", "5", "--seed", str(seed)]
-    words += ["--partition", "natural", "--out", str(folder)]
+    words += ["--partition", "natural", "--optimizer-state", options.optimizer_state, "--out", str(folder)]
     words += ["--samples", str(options.samples)] if options.samples else []
     if folder.exists():
         words = ["compare", "--resume", str(folder)]
@@ -87,6 +90,7 @@ class Curves(NamedTuple):
 
     group: str
     samples: int | None
+    optimizer_state: str
     rounds: int
     method: str
     seed: int
@@ -96,7 +100,7 @@ class Curves(NamedTuple):
     """``"test received" -> at every evaluation``, to four digits."""
 
 
-def curves(group: str, samples: int | None, folder: Path) -> Curves:
+def curves(group: str, options: Options, folder: Path) -> Curves:
     """Those of one run folder."""
     rows, rounds = (json_lines((folder / f"{name}.jsonl").read_text()) for name in ("metrics", "rounds"))
     sent = np.cumsum([0, *(row["floats_up"] + row["floats_down"] for row in rounds)])
@@ -104,21 +108,23 @@ def curves(group: str, samples: int | None, folder: Path) -> Curves:
     for row in rows:
         accuracy.setdefault(f"{row['split']} {row['kind']}", []).append(round(row["accuracy"]["uniform_mean"], 4))
     floats = [int(sent[when]) for when in sorted({row["round"] for row in rows})]
-    return Curves(group, samples, len(rounds), folder.name, int(folder.parent.name), floats, accuracy)
+    seed = int(folder.parent.name)
+    return Curves(group, options.samples, options.optimizer_state, len(rounds), folder.name, seed, floats, accuracy)
 
 
 def gather(group: str, options: Options) -> list[Curves]:
     """Those of all finished runs of the group: in the file of results, and in the folder, which takes precedence."""
     written = [Curves(**row) for row in json_lines(options.results.read_text())] if options.results.exists() else []
-    found = {one[:5]: one for one in written}
+    found = {one[:6]: one for one in written}
     for path in sorted((options.out / group).glob("*/*/summary.json")):
         if json.loads(path.read_text())["status"] == "finished":
-            one = curves(group, options.samples, path.parent)
-            found[one[:5]] = one
+            one = curves(group, options, path.parent)
+            found[one[:6]] = one
     if options.keep:
         lines = sorted(json.dumps(one._asdict()) for one in found.values())
         options.results.write_text("".join(f"{line}\n" for line in lines))
-    return [one for one in found.values() if one[:3] == (group, options.samples, options.rounds)]
+    wanted = (group, options.samples, options.optimizer_state, options.rounds)
+    return [one for one in found.values() if one[:4] == wanted]
 
 
 def table(group: str, every: list[Curves]) -> Table:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fedjax_pfl as fp
 from fedjax_pfl.data.clients import ClientData, client_data
@@ -32,8 +34,11 @@ class Case(NamedTuple):
     differentiable: tuple[str, ...] = ()
     one_device: bool = False
     form: str = "plain"  # or a family: a plain model that has the forms of a graph model
+    keeps: bool = False  # clients have momentum, and keep it from round to round
 
     def federation(self, data: ClientData | None = None, **options: Any) -> Federation:
+        if self.keeps:
+            options = {"optimizer": momentum, "keep_optimizer": True} | options
         return (family_federation if self.form == "family" else federation)(data, **options)
 
     @property
@@ -41,6 +46,7 @@ class Case(NamedTuple):
         return "-".join([self.name, *(f"{k}_{v}" for k, v in self.options.items())])
 
 
+momentum = functools.partial(optax.sgd, momentum=0.5)
 SPLITS_SOON = {"epsilon1": 1e9, "epsilon2": 0.0, "first_split": 1}  # GCFL splits from the second round on
 
 CASES = [
@@ -48,8 +54,8 @@ CASES = [
     Case("fedavg", {}, ("lr",)),
     Case("fedavg_ft", {"epochs": 2}, ("lr",)),
     Case("fedprox", {"mu": 0.3}, ("lr", "mu")),
-    Case("fedper", {}, ("lr",)),
-    Case("ditto", {"lam": 0.7}, ("lr", "lam")),
+    Case("fedper", {}, ("lr",), keeps=True),
+    Case("ditto", {"lam": 0.7}, ("lr", "lam"), keeps=True),
     Case("fedbn", {}, ("lr",)),
     Case("fedrep", {"head_epochs": 2}, ("lr",)),
     Case("fedkd", {"energy_first": 0.8, "energy_last": 0.9}, ("lr",)),
@@ -60,18 +66,18 @@ CASES = [
         one_device=True,
     ),
     Case("pfedhn", {"hyper_width": 5, "private_head": True, "at_once": True}, ("lr", "hyper_lr", "hyper_decay")),
-    Case("fixed_mixing", {"self_weight": 0.4}, ("lr", "self_weight")),
+    Case("fixed_mixing", {"self_weight": 0.4}, ("lr", "self_weight"), keeps=True),
     Case("fedapa", {"eta": 0.2}, ("lr", "eta", "self_weight")),
-    Case("fedapa", {"eta": 0.2, "variant": "printed"}, ("lr", "eta")),
+    Case("fedapa", {"eta": 0.2, "variant": "printed"}, ("lr", "eta"), keeps=True),
     Case("fedapa", {"eta": 0.2, "variant": "released"}, (), one_device=True),
     Case("fedapa", {"eta": 0.2, "centring": "row", "floor": 0.01}, ("lr", "eta")),
     Case("fedapa", {"eta": 0.1, "centring": "cosine"}, ("lr", "eta")),
     Case("fedhr", {"policy": "fixed:0.7"}, ("lr", "hyper_lr")),
     Case("fedhr", {"policy": "ddpg", "warm_up": 4, "agent_steps": 2}),
-    Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr", "ratio"), form="family"),
+    Case("fedgcf", {"policy": "fixed:0.7", "clusters": 2}, ("lr", "ratio"), form="family", keeps=True),
     Case("fedgcf", {"policy": "ucb", "paths": 2}, form="family"),
-    Case("fedstar", {}, ("lr",), form="family"),
-    Case("gcfl", SPLITS_SOON, ("lr",)),
+    Case("fedstar", {}, ("lr",), form="family", keeps=True),
+    Case("gcfl", SPLITS_SOON, ("lr",), keeps=True),
     Case("gcfl_plus", SPLITS_SOON | {"series_length": 2}, ("lr",)),
 ]
 

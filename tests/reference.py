@@ -273,18 +273,34 @@ def cosine(a: Params, b: Params) -> float:
     return inner(a, b) / (lengths[0] * lengths[1]) if min(lengths) > 1e-12 else 0.0
 
 
-def adam(clients: Clients, start: Params, batches: Iterable[list[int]], lr: float) -> Params:
-    """Adam from zero moments with its usual constants (Kingma and Ba 2015, Algorithm 1)."""
-    params = dict(start)
-    first, second = ({name: np.zeros_like(value) for name, value in start.items()} for _ in range(2))
-    for t, rows in enumerate(batches, 1):
-        gradient = loss_and_gradient(params, clients.x[rows], clients.y[rows])[1]
+class Adam:
+    """Adam with its usual constants (Kingma and Ba 2015, Algorithm 1), from zero moments on.
+
+    decay: weight decay, which is added to the gradient, or (decoupled) to the step (Loshchilov and Hutter 2019).
+    """
+
+    def __init__(self, lr: float, decay: float = 0.0, decoupled: bool = False) -> None:
+        self.lr, self.decay, self.decoupled = lr, decay, decoupled
+        self.first: Params = {}
+        self.second: Params = {}
+        self.steps = 0
+
+    def step(self, params: Params, gradient: Params) -> Params:
+        self.steps += 1
+        new = {}
         for name, g in gradient.items():
-            first[name] = 0.9 * first[name] + 0.1 * g
-            second[name] = 0.999 * second[name] + 0.001 * g**2
-            corrected = first[name] / (1 - 0.9**t), second[name] / (1 - 0.999**t)
-            params[name] = params[name] - lr * corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
-    return params
+            g = g + (0 if self.decoupled else self.decay) * params[name]
+            self.first[name] = 0.9 * self.first.get(name, 0) + 0.1 * g
+            self.second[name] = 0.999 * self.second.get(name, 0) + 0.001 * g**2
+            corrected = self.first[name] / (1 - 0.9**self.steps), self.second[name] / (1 - 0.999**self.steps)
+            change = corrected[0] / (np.sqrt(corrected[1]) + 1e-8)
+            new[name] = params[name] - self.lr * (change + (self.decay if self.decoupled else 0) * params[name])
+        return new
+
+    def train(self, clients: Clients, params: Params, batches: Iterable[list[int]]) -> Params:
+        for rows in batches:
+            params = self.step(params, loss_and_gradient(params, clients.x[rows], clients.y[rows])[1])
+        return params
 
 
 @dataclasses.dataclass

@@ -320,19 +320,22 @@ def test_the_learning_rate_is_one_of_the_round_for_absent_clients_too(float64: N
     np.testing.assert_allclose(w[:, 0], expected, 1e-12)
 
 
-def test_adam_as_local_optimiser_starts_anew_every_round(float64: None) -> None:
-    fed = federation(optimizer=optax.adam, lr=0.1)
+@pytest.mark.parametrize("keep", [False, True])
+def test_adam_as_local_optimiser_starts_anew_every_round_or_is_kept(keep: bool, float64: None) -> None:
+    fed = federation(optimizer=optax.adam, keep_optimizer=keep, lr=0.1)
     algorithm = fp.build("local", fed)
     env = fed.env(algorithm.hyper)
     state = algorithm.init(env, KEY)
     clients = reference.Clients(*(np.asarray(fed.data.examples[n]) for n in ("x", "y")), list(SIZES), 0.1)
     expected = [{name: np.asarray(value[i]) for name, value in state.private.items()} for i in range(M)]
     advance = jax.jit(lambda s, r: one_round(fed, algorithm, env, s, KEY, r, 2)[0])
+    optimizers = [reference.Adam(0.1) for _ in SIZES]
     for round_ in range(2):
         state = advance(state, jnp.int32(round_))
         mine = orders(fed.data, random.stream(KEY, random.ROUND, round_), fed.local_epochs)
         batches = [[one[k : k + 4] for one in order for k in range(0, len(one), 4)] for order in mine]
-        expected = [reference.adam(clients, row, own, 0.1) for row, own in zip(expected, batches, strict=True)]
+        optimizers = optimizers if keep else [reference.Adam(0.1) for _ in SIZES]
+        expected = [one.train(clients, *its) for one, *its in zip(optimizers, expected, batches, strict=True)]
     assert_close(state.private, {name: np.stack([row[name] for row in expected]) for name in expected[0]}, 1e-9)
 
 

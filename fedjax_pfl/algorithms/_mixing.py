@@ -13,7 +13,7 @@ from fedjax_pfl.engine import local, tree
 from fedjax_pfl.engine.clients import Client, run_client, run_clients, sample_order
 from fedjax_pfl.engine.cohort import Cohort
 from fedjax_pfl.engine.federation import Env, Federation
-from fedjax_pfl.models.model import Variables, is_trainable, partition
+from fedjax_pfl.models.model import Variables, partition
 
 Tree = Any
 
@@ -57,13 +57,10 @@ def newcomer(env: Env, state: Any, fresh: Variables) -> Variables:
     return fresh | mean_body(env, state.theta)
 
 
-def initial_rows(
-    fed: Federation, env: Env, key: jax.Array, keep_optimizer: bool = False
-) -> tuple[Variables, Variables, Tree]:
+def initial_rows(fed: Federation, env: Env, key: jax.Array) -> tuple[Variables, Variables, Tree]:
     """All clients start from one initial model: bodies, heads, optimiser states or None, leaves ``(slots, ...)``."""
-    variables = fed.model.init(key)
-    optimizer = fed.optimizer(env.hyper["lr"]).init(partition(variables, is_trainable)[0]) if keep_optimizer else None
-    return (*split(fed, fed.initial_rows(env, variables)), tree.broadcast(optimizer, env.data.slots))
+    rows = fed.initial_rows(env, fed.model.init(key))
+    return (*split(fed, rows), local.first_optimizers(fed, env, rows))
 
 
 def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:
@@ -74,9 +71,9 @@ def _stages(fed: Federation) -> tuple[Callable[..., Any], ...]:
         return local.step(fed, carry, batch, key)
 
     def end(client: Client, carry: local.Training, row: Row) -> tuple[Row, local.Metrics]:
-        optimizer = None if row.optimizer is None else carry.optimizer
         theta, phi = split(fed, carry.variables)
-        return Row(theta, phi, tree.subtract(theta, row.change), optimizer), local.metrics(client, carry)
+        change = tree.subtract(theta, row.change)
+        return Row(theta, phi, change, local.kept_optimizer(fed, carry)), local.metrics(client, carry)
 
     return begin, step, end
 

@@ -32,11 +32,12 @@ from fedjax_pfl.models.model import Variables, partition
 
 class State(NamedTuple):
     """shared: the global model w. Rows, leaves ``(slots, ...)``: v, the personal models; private, running statistics
-    of w that stay at their client, or None."""
+    of w that stay at their client, or None; optimizers, of w and v, both None where they start anew every round."""
 
     shared: Variables
     v: Variables
     private: Variables | None
+    optimizers: tuple[Any, Any] = (None, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +66,12 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
         variables = fed.model.init(key)
         private, shared = partition(variables, fed.stays)
         v, private = fed.initial_rows(env, variables), fed.initial_rows(env, private)
-        return State(shared, v, private or None)
+        return State(shared, v, private or None, (local.first_optimizers(fed, env, v),) * 2)
 
     def begin(client: Client, row: Any, common: Any) -> tuple[local.Training, local.Training]:
-        (v, private), (shared, lr, lam) = row, common
+        (v, private, (of_w, of_v)), (shared, lr, lam) = row, common
         w = shared | (private or {})
-        return local.begin(fed, lr, w), local.begin(fed, lr, v, anchor=(w, lam))
+        return local.begin(fed, lr, w, optimizer=of_w), local.begin(fed, lr, v, optimizer=of_v, anchor=(w, lam))
 
     def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> tuple[local.Training, local.Training]:
         w, v = carry
@@ -79,25 +80,27 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
     def end(client: Client, carry: Any, row: Any) -> Any:
         w, v = carry
         private, w_i = partition(w.variables, fed.stays)
-        return (v.variables, private or None), (
+        optimizers = local.kept_optimizer(fed, w), local.kept_optimizer(fed, v)
+        return (v.variables, private or None, optimizers), (
             tree.scale(client.samples, w_i), local.metrics(client, w), local.metrics(client, v)
         )  # fmt: skip
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         common = (state.shared, fed.learning_rate(env, cohort.round), env.hyper["lam"])
-        (v, private), (sums, of_w, of_v), reported = run_clients(
-            begin, step, end, rows=(state.v, state.private), common=common, data=env.data, work=fed.work(), key=key,
-            who=cohort.trains & cohort.reports,
+        rows, (sums, of_w, of_v), reported = run_clients(
+            begin, step, end, rows=(state.v, state.private, state.optimizers), common=common, data=env.data,
+            work=fed.work(), key=key, who=cohort.trains & cohort.reports,
         )  # fmt: skip
         w = mean_of_sums(sums, of_w.weight, otherwise=state.shared)
         info = {"loss_shared": local.information(of_w, reported)["loss"]} | local.information(of_v, reported)
-        return State(w, v, private), info
+        return State(w, *rows), info
 
     def personal(env: Env, state: State, i: jax.Array) -> Variables:
         return tree.take(state.v, i)
 
     delivery = global_model(fed, fed.stays)
     return Algorithm(
-        "ditto", init, round_, delivery.received, personal, delivery.shared, fed.scores, rows=("v", "private"),
-        floats=delivery.floats, hyper=fed.hyper(lam=options.lam), newcomer=delivery.newcomer,
+        "ditto", init, round_, delivery.received, personal, delivery.shared, fed.scores,
+        rows=("v", "private", "optimizers"), floats=delivery.floats, hyper=fed.hyper(lam=options.lam),
+        newcomer=delivery.newcomer, keeps_optimizer=True,
     )  # fmt: skip

@@ -64,8 +64,8 @@ class State(NamedTuple):
     """Every field has one row a client.
 
     theta, phi: bodies and heads, leaves ``(slots, ...)``; A: aggregation weights ``(slots, slots)``; sent: theta_bar
-    while ``received`` is being asked, else None; velocity, optimizer: server momentum ``(slots, slots)`` and the
-    clients' optimiser states (``released`` only, else None).
+    while ``received`` is being asked, else None; velocity: server momentum ``(slots, slots)`` (``released`` only, else
+    None); optimizer: the clients' optimisers where they are kept (always by ``released``), else None.
     """
 
     theta: Variables
@@ -121,22 +121,24 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
     released = options.variant == "released"
     if released and fed.mesh is not None:
         raise ValueError("fedapa: variant 'released' takes clients one after another: run it on one device")
+    fed = fed.replace(keep_optimizer=released or fed.keep_optimizer)
     sign = -1.0 if options.variant == "printed" else 1.0
 
     def init(env: Env, key: jax.Array) -> State:
-        theta, phi, optimizer = initial_rows(fed, env, key, keep_optimizer=released)
+        theta, phi, optimizer = initial_rows(fed, env, key)
         A = jnp.eye(env.data.slots, dtype=jnp.result_type(float))
         return State(theta, phi, A, None, jnp.zeros_like(A) if released else None, optimizer)
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, Info]:
         theta_bar = mix(state.A, state.theta, fed.mesh)  # Eq 5
-        rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))  # Eq 4
+        rows = Row(state.theta, state.phi, theta_bar, state.optimizer)
+        rows, metrics, reported = train_all(fed, env, cohort, key, rows)  # Eq 4
         delta = rows.change  # Eq 6
         gradient = weight_gradient(env, options.centring, state.A, state.theta, delta, fed.mesh)
         learns = reported & jnp.isfinite(gradient).all(1)  # a row whose gradient overflows stays
         A = jnp.where(learns[:, None], learned(env, state.A, sign * gradient), state.A)
         info = local.information(metrics, reported) | weight_diagnostics(env, A)
-        return State(rows.theta, rows.phi, A), info
+        return State(rows.theta, rows.phi, A, optimizer=rows.optimizer), info
 
     def round_released(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, Info]:
         train = train_one(fed, env, cohort, key)
@@ -180,6 +182,7 @@ def fedapa(fed: Federation, options: Options = Options()) -> Algorithm:
         "fedapa", init, round_released if released else round_, received, personal, None, fed.scores,
         rows=State._fields, floats=(body, body), hyper=hyper, serve=serve,
         artifacts=lambda env, state: {"aggregation_weights": served_weights(state)}, newcomer=newcomer,
+        keeps_optimizer=True,
     )  # fmt: skip
 
 

@@ -28,10 +28,12 @@ from fedjax_pfl.models.model import Predicate, Variables, partition
 
 
 class State(NamedTuple):
-    """shared: the averaged variables; private: what stays at its client, leaves ``(slots, ...)``, or None."""
+    """shared: the averaged variables. Rows, leaves ``(slots, ...)``: private, what stays at its client, or None;
+    optimizer, the clients' optimisers, or None where they start anew every round."""
 
     shared: Variables
     private: Variables | None
+    optimizer: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,30 +63,35 @@ def averaging(
 
     def init(env: Env, key: jax.Array) -> State:
         private, shared = partition(fed.model.init(key), stays)
-        return State(shared, fed.initial_rows(env, private) if private else None)
+        rows = fed.initial_rows(env, private)
+        optimizer = local.first_optimizers(fed, env, tree.broadcast(shared, env.data.slots) | rows)
+        return State(shared, rows or None, optimizer)
 
-    def begin(client: Client, row: Variables | None, common: Any) -> local.Training:
-        theta, lr, hyper = common
-        return local.begin(fed, lr, theta | (row or {}), anchor=(theta, hyper) if penalty else None)
+    def begin(client: Client, row: Any, common: Any) -> local.Training:
+        (private, optimizer), (theta, lr, hyper) = row, common
+        anchor = (theta, hyper) if penalty else None
+        return local.begin(fed, lr, theta | (private or {}), optimizer=optimizer, anchor=anchor)
 
     def step(carry: local.Training, batch: Any, t: jax.Array, key: jax.Array) -> local.Training:
         return local.step(fed, carry, batch, key, penalty)
 
-    def end(client: Client, carry: local.Training, row: Variables | None) -> Any:
+    def end(client: Client, carry: local.Training, row: Any) -> Any:
         private, theta_i = partition(carry.variables, stays)
-        return private or None, (tree.scale(client.samples, theta_i), local.metrics(client, carry))
+        kept = private or None, local.kept_optimizer(fed, carry)
+        return kept, (tree.scale(client.samples, theta_i), local.metrics(client, carry))
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         common = (state.shared, fed.learning_rate(env, cohort.round), env.hyper)
-        private, (sums, metrics), reported = run_clients(
-            begin, step, end, rows=state.private, common=common, data=env.data, work=fed.work(), key=key,
-            who=cohort.trains & cohort.reports,
+        rows, (sums, metrics), reported = run_clients(
+            begin, step, end, rows=(state.private, state.optimizer), common=common, data=env.data, work=fed.work(),
+            key=key, who=cohort.trains & cohort.reports,
         )  # fmt: skip
         theta = mean_of_sums(sums, metrics.weight, otherwise=state.shared)
-        return State(theta, private), local.information(metrics, reported)
+        return State(theta, *rows), local.information(metrics, reported)
 
     delivery = global_model(fed, stays)
     return Algorithm(
-        name, init, round_, delivery.received, delivery.received, delivery.shared, fed.scores, rows=("private",),
-        floats=delivery.floats, hyper=fed.hyper(**hyper), newcomer=delivery.newcomer,
+        name, init, round_, delivery.received, delivery.received, delivery.shared, fed.scores,
+        rows=("private", "optimizer"), floats=delivery.floats, hyper=fed.hyper(**hyper), newcomer=delivery.newcomer,
+        keeps_optimizer=True,
     )  # fmt: skip

@@ -18,8 +18,7 @@ Ours, where the public text is silent: models are compared by their cores relati
 longest shortest path is one edge (``distance``); the arms are five ratios, and their reward clip(1/2 + gain / 0.1, 0,
 1), where gain is that of the mean validation accuracy of the models that clients receive next over that of the round
 before, and 1/2 in the first round; ``oracle`` tries all arms on validation samples. Clusters, paths and arms are
-choices: no gradient flows through them. Clients that do not report keep the core that they have. The local optimiser
-starts anew each round, and weight decay with ``adam`` is decoupled.
+choices: no gradient flows through them. Clients that do not report keep the core that they have.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from fedjax_pfl.models.graph_family import is_core
 from fedjax_pfl.models.model import Variables, partition
 from fedjax_pfl.numerics import BanditState, kmeans_gram, on_longest_paths
 
-ROW_FIELDS = ("core", "node", "structure", "cluster", "distance")
+ROW_FIELDS = ("core", "node", "structure", "cluster", "distance", "optimizers")
 
 
 class State(NamedTuple):
@@ -50,7 +49,7 @@ class State(NamedTuple):
     before it is measured. paths: ends of the longest paths ``(P, 2)`` int32, numbers of clients, -1 for none. Rows:
     core, what each client receives; node, omega_t; structure, the private part of omega_s; of the last round in which
     anybody reported: cluster ``(slots,)`` int32, -1 for who did not; distance ``(slots, slots)``, -1 where one of the
-    two did not, and with itself."""
+    two did not, and with itself; optimizers, of omega_t and omega_s, both None where they start anew every round."""
 
     bandit: BanditState | None
     accuracy: jax.Array
@@ -60,6 +59,7 @@ class State(NamedTuple):
     structure: Variables
     cluster: jax.Array
     distance: jax.Array
+    optimizers: tuple[Any, Any] = (None, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,26 +106,29 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
             None if policy.bandit is None else policy.bandit.init(len(_fusion.RATIOS)), jnp.full((), -1, kind),
             jnp.full((options.paths, 2), -1, jnp.int32), core, node, own, nowhere,
             jnp.full((slots, slots), -1, kind),
+            (local.first_optimizers(fed, env, node), local.first_optimizers(twin, env, structure)),
         )  # fmt: skip
 
     def begin(client: Client, row: Any, lr: jax.Array) -> tuple[local.Training, local.Training]:
-        core, node, structure = row
-        return local.begin(fed, lr, node | core), local.begin(twin, lr, structure | core)
+        core, node, structure, (of_node, of_structure) = row
+        omega_t = local.begin(fed, lr, node | core, optimizer=of_node)
+        return omega_t, local.begin(twin, lr, structure | core, optimizer=of_structure)
 
     def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> tuple[local.Training, local.Training]:
         return local.step(fed, carry[0], batch, key), local.step(twin, carry[1], batch, jax.random.fold_in(key, 1))
 
     def end(client: Client, carry: Any, row: Any) -> Any:
         node, (core, structure) = carry[0].variables, partition(carry[1].variables, is_core)
-        return (core, node, structure), (local.metrics(client, carry[0]), local.metrics(client, carry[1]))
+        optimizers = local.kept_optimizer(fed, carry[0]), local.kept_optimizer(twin, carry[1])
+        return (core, node, structure, optimizers), (local.metrics(client, carry[0]), local.metrics(client, carry[1]))
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         rows, (of_node, of_structure), reported = run_clients(
-            begin, step, end, rows=(state.core, state.node, state.structure), data=env.data, work=fed.work(), key=key,
-            common=fed.learning_rate(env, cohort.round), who=cohort.trains & cohort.reports,
+            begin, step, end, rows=(state.core, state.node, state.structure, state.optimizers), data=env.data,
+            work=fed.work(), key=key, common=fed.learning_rate(env, cohort.round), who=cohort.trains & cohort.reports,
         )  # fmt: skip
-        omega_s, node, structure = rows
-        new = state._replace(node=node, structure=structure)
+        omega_s, node, structure, optimizers = rows
+        new = state._replace(node=node, structure=structure, optimizers=optimizers)
         new, told = fused(env, new, omega_s, partition(node, is_core)[0], reported, key)
         info = {"loss_structure": local.information(of_structure, reported)["loss"]}
         return tree.where(reported.any(), new, state), local.information(of_node, reported) | info | told
@@ -183,7 +186,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fedgcf", init, round_, received, personal, None, fed.scores, rows=ROW_FIELDS,
         floats=(2 * core + policy.measures * sent, sent * core),
-        hyper=fed.hyper(**policy.hyper),
+        hyper=fed.hyper(**policy.hyper), keeps_optimizer=True,
         artifacts=lambda env, state: {
             "topology": _fusion.edges(state.distance), "cluster": state.cluster, "path_ends": state.paths,
         },

@@ -9,8 +9,8 @@ Tan, Liu, Long, Jiang, Lu, Zhang; AAAI 2023; https://arxiv.org/abs/2211.13009
     shared s-stream <- sum_{i in S} n_i s-stream_i / sum_{i in S} n_i
 
 Only the structural stream is shared, all else stays at its client. ``personal`` is the client's network with the stream
-as averaged, so it is ``received``. The local optimiser starts anew each round; the released code keeps Adam's moments,
-with the weight decay in the gradient. A newcomer would lack all other layers: none is served. The method brings its own
+as averaged, so it is ``received``. The released code keeps each client's Adam from round to round (an option of the
+federation). A newcomer would lack all other layers: none is served. The method brings its own
 network, with the width, depth and dropout of the federation's graph model.
 """
 

@@ -12,7 +12,7 @@ last local training. One device or many hold one stack of bodies; no M x M matri
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -24,10 +24,12 @@ from fedjax_pfl.models.model import Variables
 
 
 class State(NamedTuple):
-    """theta, phi: bodies and heads, leaves ``(slots, ...)``; mean: mean of all bodies while it is asked, else None."""
+    """theta, phi, optimizer: bodies, heads and kept optimisers, or None, leaves ``(slots, ...)``; mean: of all bodies
+    while it is asked, else None."""
 
     theta: Variables
     phi: Variables
+    optimizer: Any = None
     mean: Variables | None = None
 
 
@@ -55,13 +57,13 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
         return jax.tree.map(lambda own, m: (1 - b) * own + b * m, theta, mean)
 
     def init(env: Env, key: jax.Array) -> State:
-        theta, phi, _ = initial_rows(fed, env, key)
-        return State(theta, phi)
+        return State(*initial_rows(fed, env, key))
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         theta_bar = mixed(env, state.theta, mean_body(env, state.theta))
-        rows, metrics, reported = train_all(fed, env, cohort, key, Row(state.theta, state.phi, theta_bar))
-        return State(rows.theta, rows.phi), local.information(metrics, reported)
+        rows = Row(state.theta, state.phi, theta_bar, state.optimizer)
+        rows, metrics, reported = train_all(fed, env, cohort, key, rows)
+        return State(rows.theta, rows.phi, rows.optimizer), local.information(metrics, reported)
 
     def serve(env: Env, state: State) -> State:
         return state._replace(mean=mean_body(env, state.theta))
@@ -73,6 +75,6 @@ def fixed_mixing(fed: Federation, options: Options = Options()) -> Algorithm:
     body = body_floats(fed)
     return Algorithm(
         "fixed_mixing", init, round_, received, personal, None, fed.scores,
-        rows=("theta", "phi"), floats=(body, body), hyper=fed.hyper(self_weight=options.self_weight), serve=serve,
-        newcomer=newcomer,
+        rows=("theta", "phi", "optimizer"), floats=(body, body), hyper=fed.hyper(self_weight=options.self_weight),
+        serve=serve, newcomer=newcomer, keeps_optimizer=True,
     )  # fmt: skip

@@ -16,8 +16,8 @@ members stay with the part that holds the cluster's first reporter. Of equally g
 those kept at splits the first. Ours: any model may be used, of which everything is shared that the model does not
 declare private: of graphs the convolutions alone where clients hold different data sets, the whole network on one set.
 The released code measures ||Delta_c|| of the plain mean over a cluster, though it moves by the weighted one, which is
-measured here. It keeps each client's Adam from round to round, with the weight decay in its gradient; here it starts
-anew, decoupled, so that updates are longer and clusters split at another epsilon1 (see ``benchmarks``).
+measured here. It keeps each client's Adam from round to round, with the weight decay in its gradient: so does a
+federation that keeps optimisers. One that starts anew makes longer updates, and splits at another epsilon1.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class State(NamedTuple):
 
     W: what is shared, the same for all members of a cluster; private: what is not, or None; cluster: its number, int32.
     best, best_accuracy: the best model so far of those that the client had when its cluster split, and its validation
-    accuracy, -1 for none. series: what GCFL+ remembers, else None. chosen: while ``personal`` is being asked, whether
-    the best one is better than the last, else None.
+    accuracy, -1 for none. series: what GCFL+ remembers, else None. optimizer: the client's, where it is kept, else
+    None. chosen: while ``personal`` is being asked, whether the best one is better than the last, else None.
     """
 
     W: Variables
@@ -60,6 +60,7 @@ class State(NamedTuple):
     best: Variables
     best_accuracy: jax.Array
     series: Tree = None
+    optimizer: Tree = None
     chosen: jax.Array | None = None
 
 
@@ -112,10 +113,12 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         rows, slots = fed.initial_rows(env, fed.model.init(key)), env.data.slots
         private, W = partition(rows, fed.stays)
         worst = jnp.full(slots, -1, jnp.result_type(float))
-        return State(W, private or None, jnp.zeros(slots, jnp.int32), rows, worst, memory.init(slots))
+        optimizer = local.first_optimizers(fed, env, rows)
+        return State(W, private or None, jnp.zeros(slots, jnp.int32), rows, worst, memory.init(slots), optimizer)
 
     def begin(client: Client, row: Any, lr: jax.Array) -> Any:
-        return local.begin(fed, lr, row[0] | (row[1] or {})), row[2]
+        W, private, optimizer, last = row
+        return local.begin(fed, lr, W | (private or {}), optimizer=optimizer), last
 
     def step(carry: Any, batch: Any, t: jax.Array, key: jax.Array) -> Any:
         if not memory.gradients:
@@ -126,18 +129,20 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
 
     def end(client: Client, carry: Any, row: Any) -> Any:
         private, W = partition(carry[0].variables, fed.stays)
-        return (tree.subtract(W, row[0]), private or None, carry[1]), local.metrics(client, carry[0])
+        delta, optimizer = tree.subtract(W, row[0]), local.kept_optimizer(fed, carry[0])
+        return (delta, private or None, optimizer, carry[1]), local.metrics(client, carry[0])
 
     def round_(env: Env, state: State, cohort: Cohort, key: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         last = jnp.zeros(env.data.slots, jnp.result_type(float)) if memory.gradients else None
-        (rows, private, last), metrics, reported = run_clients(
-            begin, step, end, rows=(state.W, state.private, last), common=fed.learning_rate(env, cohort.round),
-            data=env.data, work=fed.work(), key=key, who=cohort.trains & cohort.reports,
+        (rows, private, optimizer, last), metrics, reported = run_clients(
+            begin, step, end, rows=(state.W, state.private, state.optimizer, last), data=env.data, work=fed.work(),
+            common=fed.learning_rate(env, cohort.round), key=key, who=cohort.trains & cohort.reports,
         )  # fmt: skip
         delta = jax.vmap(tree.where, (0, 0, 0))(reported, rows, tree.zeros_like(rows))
         same = (state.cluster[:, None] == state.cluster) & reported
         n = shares(same, env.data.weight)
-        state = state._replace(W=tree.add(state.W, mix(n, delta, fed.mesh)), private=private)
+        W = tree.add(state.W, mix(n, delta, fed.mesh))
+        state = state._replace(W=W, private=private, optimizer=optimizer)
         state, told = split(env, state, gram(delta, delta, fed.mesh), last, n, same, reported, cohort.round)
         return state, local.information(metrics, reported) | told
 
@@ -187,7 +192,7 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
     sent = fed.model.count(lambda name: not fed.stays(name))
     return Algorithm(
         name, init, round_, _last, personal, None, fed.scores, rows=State._fields, floats=(sent, sent),
-        hyper=fed.hyper(epsilon1=options.epsilon1, epsilon2=options.epsilon2), serve=serve,
+        hyper=fed.hyper(epsilon1=options.epsilon1, epsilon2=options.epsilon2), serve=serve, keeps_optimizer=True,
         artifacts=lambda env, state: {"cluster": state.cluster},
         newcomer=lambda env, state, fresh: fresh | weighted_mean(state.W, env.data.weight),
     )  # fmt: skip

@@ -49,6 +49,7 @@ class Algorithm(NamedTuple):
         several clients into rows.
     newcomer: ``(env, state, fresh) -> variables`` that the server gives a client it has never seen; ``fresh`` are newly
         initialised variables, for what no client shares. None: the method has nothing for such a client.
+    keeps_optimizer: whether the State holds the clients' optimisers where the federation keeps them.
     artifacts: ``(env, state) -> {name: array}``, what a report should show of the last state besides accuracy;
         axes of length ``slots`` are clients. ``aggregation_weights`` ``(slots, slots)`` is drawn as a heat map.
     """
@@ -66,6 +67,7 @@ class Algorithm(NamedTuple):
     serve: Callable[[Env, Any], Any] = lambda env, state: state
     artifacts: Callable[[Env, Any], dict[str, jax.Array]] = lambda env, state: {}
     newcomer: Callable[[Env, Any, Variables], Variables] | None = None
+    keeps_optimizer: bool = False
 
 
 def cross_entropy(scores: jax.Array, labels: jax.Array) -> jax.Array:
@@ -80,8 +82,9 @@ class Federation:
     model: see ``Model``; data: ``ClientData`` on the devices.
     loss: ``(scores (B, C), labels (B,)) -> (B,)``.
     batch_size, local_epochs: local work of a round. lr: client learning rate, traced; lr_schedule: factor on it as a
-        function of the round. optimizer: ``lr -> optax.GradientTransformation``; its state is reset every round,
-        except where a method says otherwise.
+        function of the round. optimizer: ``lr -> optax.GradientTransformation``. keep_optimizer: each client keeps its
+        optimiser's state from round to round (methods that cannot are refused by ``Simulation``); else it starts anew
+        every round, except where a method says otherwise.
     shift, scale: the model sees ``(x - shift) / scale``.
     statistics: what happens to running statistics: ``average`` with the parameters, ``local`` to each client,
         ``reset`` at the start of every round.
@@ -103,6 +106,7 @@ class Federation:
     lr: float = 0.05
     lr_schedule: Callable[[jax.Array], jax.Array] | None = None
     optimizer: Callable[[Any], optax.GradientTransformation] = optax.sgd
+    keep_optimizer: bool = False
     shift: Any = 0.0
     scale: Any = 1.0
     statistics: str = "average"

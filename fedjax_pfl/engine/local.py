@@ -11,7 +11,7 @@ import optax
 
 from fedjax_pfl.engine import tree
 from fedjax_pfl.engine.clients import Client
-from fedjax_pfl.engine.federation import Federation
+from fedjax_pfl.engine.federation import Env, Federation
 from fedjax_pfl.models.model import Variables, is_trainable, partition
 
 Tree = Any
@@ -52,6 +52,21 @@ def begin(
         optimizer = fed.optimizer(lr).init(partition(variables, is_trainable)[0])
     zero = jnp.zeros((), jnp.result_type(float))
     return Training(variables, optimizer, anchor, lr, zero, zero)
+
+
+def first_optimizers(fed: Federation, env: Env, rows: Variables) -> Tree:
+    """Where the federation keeps optimisers: those of all clients before they train, leaves ``(slots, ...)``; or None.
+
+    rows: the clients' variables, leaves ``(slots, ...)``.
+    """
+    if not fed.keep_optimizer:
+        return None
+    return jax.vmap(fed.optimizer(env.hyper["lr"]).init)(partition(rows, is_trainable)[0])
+
+
+def kept_optimizer(fed: Federation, carry: Training) -> Tree:
+    """The optimiser's state after training, where the federation keeps it; or None."""
+    return carry.optimizer if fed.keep_optimizer else None
 
 
 def step(

@@ -76,12 +76,14 @@ class TrainingConfig:
     """Factor of the schedule step."""
     lr_step: int = 1
     """Rounds between two factors of the schedule step."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """Local optimiser; its state is new in every round."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Local optimiser."""
+    optimizer_state: Literal["restart", "keep"] = "restart"
+    """Its state (moments, momentum): new in every round, or kept by each client from round to round."""
     momentum: float = 0.0
     """Momentum of sgd."""
     weight_decay: float = 0.0
-    """Weight decay: added to the gradient by sgd, decoupled in adam."""
+    """Weight decay: added to the gradient by sgd and adam, decoupled from it in adamw."""
     statistics: Literal["average", "local", "reset"] = "average"
     """Running statistics of normalisation layers: averaged, kept by each client, or reset every round."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -111,13 +112,13 @@ def build_algorithm(config: Config, fed: Federation) -> Algorithm:
 
 def optimizer(training: TrainingConfig) -> Callable[[Any], optax.GradientTransformation]:
     """The local optimiser as a function of the (traced) learning rate."""
-    if training.optimizer == "adam":
+    if training.optimizer == "adamw":
         return lambda lr: optax.adamw(lr, weight_decay=training.weight_decay)
-    momentum = training.momentum or None
+    plain = optax.adam if training.optimizer == "adam" else partial(optax.sgd, momentum=training.momentum or None)
     if training.weight_decay:
         decay = optax.add_decayed_weights(training.weight_decay)
-        return lambda lr: optax.chain(decay, optax.sgd(lr, momentum))
-    return lambda lr: optax.sgd(lr, momentum)
+        return lambda lr: optax.chain(decay, plain(lr))
+    return plain
 
 
 def schedule(training: TrainingConfig, rounds: int) -> Callable[[jax.Array], jax.Array] | None:
@@ -157,5 +158,5 @@ def _local_work(config: Config) -> dict[str, Any]:
     return {
         "batch_size": training.batch_size, "local_epochs": training.local_epochs, "lr": training.lr,
         "lr_schedule": schedule(training, config.rounds.rounds), "optimizer": optimizer(training),
-        "statistics": training.statistics,
+        "statistics": training.statistics, "keep_optimizer": training.optimizer_state == "keep",
     }  # fmt: skip
