@@ -9,8 +9,8 @@ runs nothing. Social has the 500-graph subset of COLLAB, as the whole set, that 
 million edges. ``--samples 300`` takes 300 graphs of each set at most; clients keep their Adam from round to round, or
 it starts anew (``--optimizer-state restart``). With three clients, K = 3 clusters are the
 clients themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of
-the test accuracy at the last round, as received and after training, the same at the best validation round, and the
-floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
+the test accuracy at the last round, as received (beside it the mean over all samples) and after training, the same at
+the best validation round, and the floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run(group: str, seed: int, options: Options) -> None:
 
 
 class Curves(NamedTuple):
-    """What a finished run says of its method: at every evaluation, means over data sets."""
+    """What a finished run says of its method: at every evaluation, means over data sets and over their samples."""
 
     group: str
     samples: int | None
@@ -98,18 +98,22 @@ class Curves(NamedTuple):
     """Sent until then."""
     accuracy: dict[str, list[float]]
     """``"test received" -> at every evaluation``, to four digits."""
+    weighted: dict[str, list[float]]
+    """The same of means over samples."""
 
 
 def curves(group: str, options: Options, folder: Path) -> Curves:
     """Those of one run folder."""
     rows, rounds = (json_lines((folder / f"{name}.jsonl").read_text()) for name in ("metrics", "rounds"))
     sent = np.cumsum([0, *(row["floats_up"] + row["floats_down"] for row in rounds)])
-    accuracy: dict[str, list[float]] = {}
+    means: dict[str, dict[str, list[float]]] = {"uniform_mean": {}, "weighted_mean": {}}
     for row in rows:
-        accuracy.setdefault(f"{row['split']} {row['kind']}", []).append(round(row["accuracy"]["uniform_mean"], 4))
+        for mean, found in means.items():
+            found.setdefault(f"{row['split']} {row['kind']}", []).append(round(row["accuracy"][mean], 4))
     floats = [int(sent[when]) for when in sorted({row["round"] for row in rows})]
     seed = int(folder.parent.name)
-    return Curves(group, options.samples, options.optimizer_state, len(rounds), folder.name, seed, floats, accuracy)
+    setting = (group, options.samples, options.optimizer_state, len(rounds), folder.name, seed)
+    return Curves(*setting, floats, *means.values())
 
 
 def gather(group: str, options: Options) -> list[Curves]:
@@ -131,18 +135,18 @@ def table(group: str, every: list[Curves]) -> Table:
     """One line a method."""
     made = Table(title=f"{group}: per cent, mean and deviation over seeds", box=box.MARKDOWN)
     made.add_column("method", no_wrap=True)
-    heads = ("seeds", "received, last", "personal, last", "received, best validation", "personal, best", "m. floats")
-    for head in heads:
+    heads = ("seeds", "received, last", "of samples", "personal, last", "received, best validation", "personal, best")
+    for head in (*heads, "m. floats"):
         made.add_column(head, justify="right")
     methods: dict[str, list[Curves]] = {}
     for one in every:
         methods.setdefault(one.method, []).append(one)
     goal = over(methods["fedavg"], "validation received").mean(0).max() if "fedavg" in methods else np.inf
     for name, runs in methods.items():
-        cells = []
-        for pick in (last, best):
-            cells += [spread(pick(runs, kind)) for kind in ("received", "personal")]
-        made.add_row(name, str(len(runs)), *cells, floats_until(runs, goal))
+        of_samples = np.array([run.weighted["test received"][-1] for run in runs])
+        cells = [last(runs, "received"), of_samples, last(runs, "personal")]
+        cells += [best(runs, kind) for kind in ("received", "personal")]
+        made.add_row(name, str(len(runs)), *map(spread, cells), floats_until(runs, goal))
     return made
 
 
