@@ -10,7 +10,8 @@ million edges. ``--samples 300`` takes 300 graphs of each set at most; clients k
 it starts anew (``--optimizer-state restart``). With three clients, K = 3 clusters are the
 clients themselves: on Social FedGCF also runs with K = 1 and 2. A line of the table gives the mean over data sets of
 the test accuracy at the last round, as received (beside it the mean over all samples) and after training, the same at
-the best validation round, and the floats that were sent until the mean validation accuracy of the received models reached that of FedAvg's best.
+the best validation round, and the floats that were sent until the mean validation accuracy of the received models
+reached that of FedAvg's best.
 """
 
 from __future__ import annotations
