@@ -24,7 +24,7 @@ import scipy.sparse
 from common import assert_close
 
 import fedjax_pfl as fp
-from fedjax_pfl.data import PartitionConfig, make_partition, to_client_data
+from fedjax_pfl.data import Partition, PartitionConfig, make_partition, to_client_data
 from fedjax_pfl.data.budgets import sample_batches, waste
 from fedjax_pfl.data.clients import client_data
 from fedjax_pfl.data.rows import Rows
@@ -190,6 +190,10 @@ def test_several_sets(tmp_path: Path) -> None:
     assert source.tables["labels_of_dataset"].tolist() == [3, 4]
     assert source.tables["classes_of_dataset"].tolist() == [2, 3]
     assert "node_attributes" not in source.tables
+    rows = [tuple(np.array([k]) for k in pair) for pair in ((0, 1), (2, 4), (3, 5))]
+    mixed = Partition(PartitionConfig(method="natural"), 6, *rows)
+    with pytest.raises(ValueError, match=r"client 0 of the partition has graphs of several data sets \(ONE, TWO\)"):
+        to_client_data(source, mixed)
     with pytest.raises(ValueError, match="names ONE twice"):
         load("tu:ONE+TWO+ONE", tmp_path)
 
