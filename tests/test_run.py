@@ -15,9 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from common import federation
 from runs import SignalAt, assert_same_run, assert_same_state, compilation_cache, tiny  # noqa: F401
 
+import fedjax_pfl as fp
 from fedjax_pfl.data import Partition
+from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.experiment import folder as files
 from fedjax_pfl.experiment import memory, session, toml
 from fedjax_pfl.experiment.errors import UserError
@@ -269,6 +272,12 @@ def test_predicted_memory_is_of_the_right_size(whole: Outcome, prepared: Prepare
     predicted = memory.predicted_bytes(prepared.simulation)
     assert compiled / 10 < predicted.total < compiled * 10
     assert predicted.data == sum(leaf.nbytes for leaf in jax.tree.leaves(prepared.fed.data))
+
+
+def test_predicted_memory_counts_every_model_that_is_trained() -> None:
+    fed = federation()
+    ditto, fedavg = (Simulation(fed, fp.build(name, fed), rounds=1) for name in ("ditto", "fedavg"))
+    assert memory.predicted_bytes(ditto).chunk == 2 * memory.predicted_bytes(fedavg).chunk
 
 
 def test_an_update_that_is_not_finite_stops_the_run_with_a_sound_state(tmp_path: Path) -> None:

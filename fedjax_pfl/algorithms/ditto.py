@@ -102,5 +102,5 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "ditto", init, round_, delivery.received, personal, delivery.shared, fed.scores,
         rows=("v", "private", "optimizers"), floats=delivery.floats, hyper=fed.hyper(lam=options.lam),
-        newcomer=delivery.newcomer, keeps_optimizer=True,
+        newcomer=delivery.newcomer, trains=(fed, fed), keeps_optimizer=True,
     )  # fmt: skip

@@ -186,7 +186,7 @@ def fedgcf(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fedgcf", init, round_, received, personal, None, fed.scores, rows=ROW_FIELDS,
         floats=(2 * core + policy.measures * sent, sent * core),
-        hyper=fed.hyper(**policy.hyper), keeps_optimizer=True,
+        hyper=fed.hyper(**policy.hyper), trains=(fed, twin), keeps_optimizer=True,
         artifacts=lambda env, state: {
             "topology": _fusion.edges(state.distance), "cluster": state.cluster, "path_ends": state.paths,
         },

@@ -127,5 +127,5 @@ def fedkd(fed: Federation, options: Options = Options()) -> Algorithm:
     return Algorithm(
         "fedkd", init, round_, delivery.received, personal, delivery.shared, fed.scores,
         rows=("teacher", "W", "private"), floats=delivery.floats, hyper=fed.hyper(**dataclasses.asdict(options)),
-        newcomer=delivery.newcomer,
+        newcomer=delivery.newcomer, trains=(fed, fed),
     )  # fmt: skip

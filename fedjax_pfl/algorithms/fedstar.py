@@ -37,4 +37,4 @@ def fedstar(fed: Federation, options: Options = Options()) -> Algorithm:
     """
     two = fed.with_related("two_stream", "fedstar")
     algorithm = averaging(two, "fedstar", private=lambda name: not name.startswith(PARAMS + SHARED_OF_TWO))
-    return algorithm._replace(newcomer=None)
+    return algorithm._replace(newcomer=None, trains=(two,))

@@ -49,6 +49,7 @@ class Algorithm(NamedTuple):
         several clients into rows.
     newcomer: ``(env, state, fresh) -> variables`` that the server gives a client it has never seen; ``fresh`` are newly
         initialised variables, for what no client shares. None: the method has nothing for such a client.
+    trains: federations with the models that a client trains side by side; empty: the federation's own model alone.
     keeps_optimizer: whether the State holds the clients' optimisers where the federation keeps them.
     artifacts: ``(env, state) -> {name: array}``, what a report should show of the last state besides accuracy;
         axes of length ``slots`` are clients. ``aggregation_weights`` ``(slots, slots)`` is drawn as a heat map.
@@ -67,6 +68,7 @@ class Algorithm(NamedTuple):
     serve: Callable[[Env, Any], Any] = lambda env, state: state
     artifacts: Callable[[Env, Any], dict[str, jax.Array]] = lambda env, state: {}
     newcomer: Callable[[Env, Any, Variables], Variables] | None = None
+    trains: tuple[Federation, ...] = ()
     keeps_optimizer: bool = False
 
 

@@ -178,6 +178,11 @@ class Simulation:
                 value = value.take(self.slot_of_client, axis)
         return value
 
+    @property
+    def trained(self) -> tuple[Federation, ...]:
+        """Federations with the models that a client trains side by side."""
+        return self.algorithm.trains or (self.fed,)
+
     def memory(self) -> dict[str, int]:
         """Bytes of the compiled round program by the compiler's own account: arguments, output, temporaries.
 

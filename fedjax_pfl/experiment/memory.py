@@ -33,13 +33,14 @@ class Predicted(NamedTuple):
 def predicted_bytes(simulation: Simulation) -> Predicted:
     """An estimate from shapes alone: nothing is compiled or allocated.
 
-    The chunk counts every intermediate of one training step of one client (its model, gradients, activations), or of
+    The chunk counts every intermediate of one training step of one client (its models, gradients, activations), or of
     one evaluation batch where that is more, times the clients trained at once; the compiler reuses some of it.
     """
     fed, seeds = simulation.fed, simulation.seeds
     state = jax.eval_shape(simulation.algorithm.init, simulation.env, jax.random.key(0))
     chunk = min(fed.chunk, fed.data.slots)
-    work = max(_step_bytes(fed), _evaluation_bytes(fed)) * chunk * seeds
+    steps, evaluations = ([of(one) for one in simulation.trained] for of in (_step_bytes, _evaluation_bytes))
+    work = max(sum(steps), *evaluations) * chunk * seeds
     return Predicted(tree.nbytes(fed.data), tree.nbytes(state) * seeds, work)
 
 

@@ -111,11 +111,12 @@ def default_command(path: Path) -> str:
 
 
 def _announce(prepared: Prepared, display: Display) -> memory.Predicted:
-    config, fed, partition = prepared.config, prepared.fed, prepared.extras.partition
+    config, partition = prepared.config, prepared.extras.partition
     sizes = partition.sizes("train")
+    models = {one.model.name: f"{one.model.name} with {one.model.count():,}" for one in prepared.simulation.trained}
     display.note(
         f"{config.algorithm} on {prepared.extras.source.name}: {len(partition)} clients with {sizes.min()} to "
-        f"{sizes.max()} training samples, model {fed.model.name} with {fed.model.count():,} parameters"
+        f"{sizes.max()} training samples, model {' and '.join(models.values())} parameters"
     )
     display.note(f"data from {prepared.extras.source.where}")
     if partition.unseen is not None:
