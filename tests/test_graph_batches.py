@@ -28,7 +28,7 @@ from fedjax_pfl.experiment.setup import nodes_of_clients
 from fedjax_pfl.models.model import Model
 from fedjax_pfl.models.registry import build_model
 
-BUDGETS = (Budget(16, 24, 6, 2.0, 2), Budget(16, 60, 5, together=1), Budget(33, 300, 4))
+BUDGETS = (Budget(16, 24, 6, 2.0, 2), Budget(16, 60, 5, together=1, dense=True), Budget(33, 300, 4))
 ONE = BUDGETS[2:]  # fewer programs to compile
 CLASSES, LABELS = (2, 3), (4, 6)
 KEY = jax.random.key(3)
@@ -115,6 +115,7 @@ def test_no_graph_is_dropped_or_cut(drawn: tuple[np.ndarray, np.ndarray, np.ndar
         while first < end:
             first, graphs, place = jax.tree.map(np.asarray, take(batch, packed, first, end, number))
             check_padding(graphs, budget)
+            assert ("adjacency" in graphs.globals) == budget.dense
             starts = np.cumsum(graphs.n_node) - graphs.n_node, np.cumsum(graphs.n_edge) - graphs.n_edge
             for g, graph in enumerate(place[place < 9]):
                 seen.append(int(graph))
@@ -129,6 +130,28 @@ def test_no_graph_is_dropped_or_cut(drawn: tuple[np.ndarray, np.ndarray, np.ndar
                     assert bool(budget.suits(n1, e1))
             assert not graphs.n_node[(place < 9).sum() : -1].any()
     assert sorted(seen) == np.flatnonzero(mask).tolist()
+
+
+@pytest.mark.parametrize("name", ["gin", "gcn", "graphsage", "gat"])
+def test_sums_by_the_adjacency_matrix_are_those_over_edges(name: str, float64: None) -> None:
+    one = source()
+    model = model_of(one, name)
+    batch = batch_of(one, np.arange(0, 60, 4))
+    loss = lambda scores, y: -jax.nn.log_softmax(scores)[jnp.arange(len(y)), y]  # noqa: E731
+    labels, mask, variables = jnp.asarray(one.y[::4]), jnp.arange(15) < 13, model.init(KEY)
+
+    def trained(dense: bool) -> Any:
+        own = dataclasses.replace(batch, budgets=(ONE[0]._replace(dense=dense),))
+        return jax.jit(lambda v: model.accumulate(v, own, labels, loss, mask=mask, key=KEY))(variables)  # type: ignore[misc]
+
+    assert_close(trained(True), trained(False), 1e-9)
+
+
+def test_dense_graphs_get_dense_budgets() -> None:
+    many = np.full(300, 40)
+    for edges, dense in ((90, False), (1200, True)):
+        x = tables_of(many, np.full(300, edges), np.zeros(300, int), 0)[0]
+        assert {budget.dense for budget in budgets_for(x)} == {dense}
 
 
 def check_padding(graphs: Any, budget: Budget) -> None:

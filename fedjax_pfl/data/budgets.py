@@ -12,21 +12,32 @@ from fedjax_pfl.data.graphs import Budget
 
 BATCH = 128  # graphs of a typical batch
 BATCHES = 4  # looked at in each data set
-SIZES = (256, 512, 1024, 2048, 4096, 8192)
+SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)
+DENSE = 512  # nodes at most, whose matrix of all pairs stays in a core's cache
 FEWER = 0.97  # one more budget, which is one more program to compile, must save three per cent
 MOST = 5
 
 
 class Cost(NamedTuple):
-    """Microseconds of a training step for a node, an edge and a micro-batch, as measured on a CPU (GIN, 3 x 64)."""
+    """Microseconds of a training step for a node, an edge and a micro-batch, as measured on a CPU (GIN, 3 x 64); where
+    neighbours are summed by a product with the adjacency matrix, for a pair of nodes and for an edge of the matrix."""
 
     node: float = 2.5
     edge: float = 0.2
     batch: float = 100.0
+    pair: float = 0.01
+    entry: float = 0.02
 
     def of(self, budget: Budget) -> float:
         """Of a micro-batch."""
-        return self.batch + self.node * budget.nodes + self.edge * budget.edges
+        return self.batch + self.node * budget.nodes + self._sums(budget.nodes, budget.edges, budget.dense)
+
+    def dense(self, nodes: int, edges: int) -> bool:
+        """Whether the matrix is cheaper."""
+        return nodes <= DENSE and self._sums(nodes, edges, True) < self._sums(nodes, edges, False)
+
+    def _sums(self, nodes: int, edges: int, dense: bool) -> float:
+        return self.pair * nodes**2 + self.entry * edges if dense else self.edge * edges
 
 
 class Waste(NamedTuple):
@@ -52,11 +63,11 @@ def budgets_for(x: np.ndarray, cost: Cost = Cost()) -> tuple[Budget, ...]:
     batches = sample_batches(x)
     tables = x[np.concatenate(batches)][:, [1, 3]].astype(np.int64)
     largest = x[:, 1].max() + 1, x[:, 3].max()
-    chosen: tuple[Budget, ...] = (_budget(int(largest[0]), int(largest[1]), float("inf"), tables),)
+    chosen: tuple[Budget, ...] = (_budget(int(largest[0]), int(largest[1]), float("inf"), tables, cost),)
     best = _price(x, batches, chosen, cost)
-    candidates = _candidates(x, tables, chosen[0])
+    candidates = _candidates(x, tables, chosen[0], cost)
     while len(chosen) < MOST and candidates:
-        tried = [_with_one_more(x, chosen, one, tables) for one in candidates if one not in chosen]
+        tried = [_with_one_more(x, chosen, one, tables, cost) for one in candidates if one not in chosen]
         prices = [_price(x, batches, budgets, cost) for budgets in tried]
         if not prices or min(prices) > FEWER * best:
             break
@@ -76,17 +87,23 @@ def sample_batches(x: np.ndarray) -> list[np.ndarray]:
 
 def waste(x: np.ndarray, batches: Sequence[np.ndarray], budgets: Sequence[Budget]) -> Waste:
     """What batches of rows need when they are packed as on the device."""
-    total = np.zeros(5, np.int64)
+    many = micro_batches(x, batches, budgets)
+    nodes, edges = (x[np.concatenate(batches), column].sum(dtype=np.int64) for column in (1, 3))
+    of_nodes, of_edges = many @ np.array([[one.nodes, one.edges] for one in budgets])
+    return Waste(int(many.sum()), int(of_nodes), int(of_edges), int(nodes), int(edges))
+
+
+def micro_batches(x: np.ndarray, batches: Sequence[np.ndarray], budgets: Sequence[Budget]) -> np.ndarray:
+    """How many micro-batches of each budget the batches need, all together: ``(len(budgets),)`` integers."""
+    found = np.zeros(len(budgets), np.int64)
     for rows in batches:
         nodes, edges = x[rows, 1].astype(np.int64), x[rows, 3].astype(np.int64)
         left = np.ones(len(rows), bool)
         for place, budget in enumerate(budgets):
             own = left & budget.suits(nodes, edges) if place + 1 < len(budgets) else left
             left = left & ~own
-            many = count(nodes[own].tolist(), edges[own].tolist(), budget)
-            total += [many, many * budget.nodes, many * budget.edges, 0, 0]
-        total += [0, 0, 0, nodes.sum(), edges.sum()]
-    return Waste(*total.tolist())
+            found[place] += count(nodes[own].tolist(), edges[own].tolist(), budget)
+    return found
 
 
 def count(nodes: Sequence[int], edges: Sequence[int], budget: Budget) -> int:
@@ -100,11 +117,10 @@ def count(nodes: Sequence[int], edges: Sequence[int], budget: Budget) -> int:
 
 
 def _price(x: np.ndarray, batches: Sequence[np.ndarray], budgets: Sequence[Budget], cost: Cost) -> float:
-    found = waste(x, batches, budgets)
-    return cost.batch * found.micro_batches + cost.node * found.node_slots + cost.edge * found.edge_slots
+    return float(micro_batches(x, batches, budgets) @ np.array([cost.of(one) for one in budgets]))
 
 
-def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget) -> list[Budget]:
+def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget, cost: Cost) -> list[Budget]:
     """Budgets of the usual sizes, for graphs up to some densities."""
     density_of = tables[:, 1] / np.maximum(tables[:, 0], 1)
     rates = sorted({round(float(rate), 1) + 0.1 for rate in np.quantile(density_of, (0.1, 0.3, 0.5, 0.7, 0.9, 0.97))})
@@ -112,28 +128,30 @@ def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget) -> list[Budget]
     for nodes, rate, slack in itertools.product(SIZES, rates, (1.0, 1.3, 3.0)):
         edges = -(-int(nodes * rate) // 64) * 64
         if edges <= max(last.edges, SIZES[-1]):
-            found.append(_budget(nodes, edges, rate * slack, tables))
+            found.append(_budget(nodes, edges, rate * slack, tables, cost))
     for rate in rates:  # and one for all graphs up to a density
         own = x[x[:, 3] <= rate * x[:, 1]]
         if len(own):
-            found.append(_budget(int(own[:, 1].max()) + 1, int(own[:, 3].max()), rate, tables))
+            found.append(_budget(int(own[:, 1].max()) + 1, int(own[:, 3].max()), rate, tables, cost))
     return found
 
 
-def _budget(nodes: int, edges: int, density: float, tables: np.ndarray) -> Budget:
-    own = Budget(nodes, edges, 1, density)
+def _budget(nodes: int, edges: int, density: float, tables: np.ndarray, cost: Cost) -> Budget:
+    own = Budget(nodes, edges, 1, density, dense=cost.dense(nodes, edges))
     suited = own.suits(tables[:, 0], tables[:, 1])
     graphs = 1.5 * nodes / max(tables[suited, 0].mean(), 1) if suited.any() else 1
     return own._replace(graphs=max(8, int(graphs)))
 
 
-def _with_one_more(x: np.ndarray, budgets: tuple[Budget, ...], more: Budget, tables: np.ndarray) -> tuple[Budget, ...]:
+def _with_one_more(
+    x: np.ndarray, budgets: tuple[Budget, ...], more: Budget, tables: np.ndarray, cost: Cost
+) -> tuple[Budget, ...]:
     """One more budget, sparse and small ones first; the last one is as large as the largest of its graphs demand."""
     *before, last = sorted((more, *budgets), key=lambda one: (one.density, one.nodes + one.edges))
     left = x[~np.any([one.suits(x[:, 1], x[:, 3]) for one in before], axis=0)]
     if not len(left):
         return tuple(before)
-    return *before, _budget(int(left[:, 1].max()) + 1, int(left[:, 3].max()), last.density, tables)
+    return *before, _budget(int(left[:, 1].max()) + 1, int(left[:, 3].max()), last.density, tables, cost)
 
 
 def _with_bounds(x: np.ndarray, budgets: Sequence[Budget]) -> list[Budget]:

@@ -29,7 +29,8 @@ class Budget(NamedTuple):
     """The size of a micro-batch: so many nodes (one of them padding), edges and graphs (a padding graph comes extra).
 
     density: graphs with more edges a node than this belong to a later budget. together: so many graphs of the data that
-    the budget suits fit whichever they are, which bounds static loops.
+    the budget suits fit whichever they are, which bounds static loops. dense: sums over neighbours are products with
+    the adjacency matrix ``(nodes, nodes)``, which is faster where there are many edges.
     """
 
     nodes: int
@@ -37,6 +38,7 @@ class Budget(NamedTuple):
     graphs: int
     density: float = float("inf")
     together: int = 1
+    dense: bool = False
 
     def suits(self, nodes: Array, edges: Array) -> Array:
         """Whether graphs of so many nodes and edges may go into such a micro-batch; elementwise, NumPy or JAX."""
@@ -144,8 +146,9 @@ def micro_batch(
     """The graphs ``first`` .. ``last - 1`` of a packed batch, padded to the budget; and their places in the batch.
 
     Returns:
-        ``(graphs, place)``: a ``GraphsTuple`` whose last graph owns all padding, and ``(graphs,)`` int32, which is
-        ``B`` for absent graphs.
+        ``(graphs, place)``: a ``GraphsTuple`` whose last graph owns all padding, with the ``adjacency`` matrix (edges
+        from column to row) among its globals where the budget is dense; and ``(graphs,)`` int32, which is ``B`` for
+        absent graphs.
     """
     number = jnp.minimum(first + jnp.arange(budget.graphs), packed.place.shape[0] - 1)
     live = first + jnp.arange(budget.graphs) < last
@@ -164,12 +167,14 @@ def micro_batch(
     kind = jnp.result_type(float)
     nodes = {name: _filled(table, node, kind) for name, table in nodes.items()}
     classes = jnp.append(tables["classes_of_dataset"][rows[:, 4]], tables["classes_of_dataset"].max())
+    told = {"classes": classes}
+    if budget.dense:
+        told["adjacency"] = jnp.zeros((budget.nodes, budget.nodes), kind).at[receivers, senders].add(1)
     import jraph  # loaded only where there are graphs
 
     graphs = jraph.GraphsTuple(
-        nodes=nodes, edges=None, senders=senders, receivers=receivers, globals={"classes": classes},
-        n_node=n_node, n_edge=n_edge,
-    )  # fmt: skip
+        nodes=nodes, edges=None, senders=senders, receivers=receivers, globals=told, n_node=n_node, n_edge=n_edge
+    )
     return graphs, jnp.where(live, packed.place[number], packed.place.shape[0])
 
 

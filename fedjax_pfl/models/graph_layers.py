@@ -2,8 +2,9 @@
 
 `graphs` is a `jraph.GraphsTuple` of which only `senders` and `receivers` `(E,)` are read here.  Every edge counts, also
 a node's edge to itself and each of several equal edges; a node without edges and a batch without edges are defined.
-Sums over edges are plain segment sums, differentiable any number of times.  Edges sorted by receiver, tables of
-neighbours and loops over edges gained too little on a CPU to pay for the index arrays that they need.
+Sums over edges are plain segment sums, differentiable any number of times, or, where the batch brings its adjacency
+matrix, products with that.  Edges sorted by receiver, tables of neighbours and loops over edges gained too little on a
+CPU to pay for the index arrays that they need.
 
 All weights and biases start as PyTorch's `Linear` does: uniform within +-1/sqrt(inputs).
 """
@@ -37,13 +38,22 @@ def linear(features: int, inputs: int, name: str, use_bias: bool = True) -> Dens
     return Dense(features, use_bias=use_bias, kernel_init=init, bias_init=init, name=name)
 
 
+def adjacency(graphs: jraph.GraphsTuple) -> jax.Array | None:
+    """The matrix `(N, N)` of edges from column to row, where the batch has one (see `data.graphs.Budget`)."""
+    return graphs.globals.get("adjacency") if isinstance(graphs.globals, dict) else None
+
+
 def aggregate(x: jax.Array, graphs: jraph.GraphsTuple) -> jax.Array:
     """Sum of the senders' rows at every receiver: `(N, F)` -> `(N, F)`, zero where no edge ends."""
+    if (matrix := adjacency(graphs)) is not None:
+        return jnp.matmul(matrix, x, precision=jax.lax.Precision.HIGHEST)
     return jraph.segment_sum(x[graphs.senders], graphs.receivers, x.shape[0])
 
 
 def received(x: jax.Array, graphs: jraph.GraphsTuple) -> jax.Array:
     """Number of edges that end at each row of `x`: `(N,)` of its dtype."""
+    if (matrix := adjacency(graphs)) is not None:
+        return matrix.sum(1)
     return jraph.segment_sum(jnp.ones(graphs.receivers.shape, x.dtype), graphs.receivers, x.shape[0])
 
 
