@@ -82,13 +82,19 @@ class Averaging:
     shared: Params
     private: list[Params]
     mu: float = 0.0
+    velocities: dict[int, Params] | None = None  # momenta of the clients, where they are kept from round to round
 
     def round(self, draw: Draw) -> None:
         self.clients.seen = (0.0, 0)
         lr, start = self.clients.lr * self.clients.schedule(draw.round), self.shared
         total, weight = {name: np.zeros_like(value) for name, value in start.items()}, 0
         for i in draw.reports:
-            trained, _ = self.clients.train(start | self.private[i], draw.batches[i], lr, self.mu, anchor=start)
+            kept = {} if self.velocities is None else self.velocities
+            trained, velocity = self.clients.train(
+                start | self.private[i], draw.batches[i], lr, self.mu, kept.get(i), anchor=start
+            )
+            if self.velocities is not None:
+                self.velocities[i] = velocity
             for name in total:
                 total[name] += self.clients.samples[i] * trained[name]
             weight += self.clients.samples[i]

@@ -253,7 +253,7 @@ def test_one_client_alone(float64: None) -> None:
     assert_close(row(state.core, 0), {n: 0.25 * omega_s[n] + 0.75 * node[n] for n in node}, 1e-12)
 
 
-def test_who_is_absent_keeps_core_and_cluster(float64: None) -> None:
+def test_who_is_absent_keeps_its_models_and_has_no_cluster(float64: None) -> None:
     start = family(2, policy="fixed:0.3", clusters=3, paths=1, similarity="update", distance="minmax")
     state, there = start.state, np.array([True, False, True, True, False])
     new, info = start.advance(state, 2, there)

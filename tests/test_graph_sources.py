@@ -192,7 +192,7 @@ def test_several_sets(tmp_path: Path) -> None:
     assert "node_attributes" not in source.tables
     rows = [tuple(np.array([k]) for k in pair) for pair in ((0, 1), (2, 4), (3, 5))]
     mixed = Partition(PartitionConfig(method="natural"), 6, *rows)
-    with pytest.raises(ValueError, match=r"client 0 of the partition has graphs of several data sets \(ONE, TWO\)"):
+    with pytest.raises(ValueError, match=r"client 0 of the partition has samples of several data sets \(ONE, TWO\)"):
         to_client_data(source, mixed)
     with pytest.raises(ValueError, match="names ONE twice"):
         load("tu:ONE+TWO+ONE", tmp_path)

@@ -48,8 +48,10 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def program(method: str, optimizer: Callable[..., Any] = optax.sgd, own_heads: bool = False, **options: Any) -> Program:
-    fed = federation(participation=PARTIAL, optimizer=optimizer, lr=LR, lr_schedule=schedule)
+def program(
+    method: str, optimizer: Callable[..., Any] = optax.sgd, own_heads: bool = False, keep: bool = False, **options: Any
+) -> Program:  # fmt: skip
+    fed = federation(participation=PARTIAL, optimizer=optimizer, keep_optimizer=keep, lr=LR, lr_schedule=schedule)
     if own_heads:  # as the model's own property, and not the method's
         fed = fed.replace(model=dataclasses.replace(fed.model, private=fed.model.head))
     algorithm = fp.build(method, fed, **options)
@@ -160,10 +162,16 @@ def test_averaging(method: str, options: dict, stays: Callable, mu: float) -> No
     follow(case, reference.Averaging(clients_of(case.fed), shared, [private] * M, mu), averaged_state())
 
 
-def test_momentum_and_weight_decay_start_anew_every_round() -> None:
-    case = program("fedavg", momentum_and_decay)
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("method", "stays"), [("fedavg", lambda name: False), ("fedper", lambda name: "/head/" in name)]
+)
+def test_momentum_starts_anew_every_round_or_is_kept(method: str, stays: Callable, keep: bool) -> None:
+    case = program(method, momentum_and_decay, keep=keep)
     clients = clients_of(case.fed, momentum=0.9, weight_decay=0.02)
-    follow(case, reference.Averaging(clients, initial(case.fed), [{}] * M), averaged_state())
+    private, shared = partition(initial(case.fed), stays)
+    expected = reference.Averaging(clients, shared, [private] * M, velocities={} if keep else None)
+    follow(case, expected, averaged_state())
 
 
 def test_fine_tuning() -> None:
@@ -178,16 +186,18 @@ def head_of(name: str) -> bool:
     return "/head/" in name
 
 
-def test_ditto() -> None:
-    case = program("ditto", lam=0.7)
+@pytest.mark.parametrize("own_heads", [False, True])
+def test_ditto(own_heads: bool) -> None:
+    case = program("ditto", lam=0.7, own_heads=own_heads)
     start = initial(case.fed)
+    private, shared = partition(start, lambda name: own_heads and "/head/" in name)
     averaged = averaged_state()
 
     def state_of(state: Any, expected: reference.Ditto) -> None:
         averaged(state, expected)
         assert_close(state.v, stacked(expected.v), 1e-9)
 
-    expected = reference.Ditto(clients_of(case.fed), start, [{}] * M, v=[start] * M, lam=0.7)
+    expected = reference.Ditto(clients_of(case.fed), shared, [private] * M, v=[start] * M, lam=0.7)
     state, info = follow(case, expected, state_of)
     assert np.abs(state.v[reference.KERNEL_1] - state.shared[reference.KERNEL_1]).max() > 0.01
     assert info["loss"] != info["loss_shared"]
@@ -384,8 +394,10 @@ def test_fedprox_without_mu_is_fedavg() -> None:
     assert_close(run(case, mu=0.0), run(program("fedavg")), 1e-13)
 
 
-def test_ditto_without_lambda_is_local_training_beside_fedavg() -> None:
-    ditto, local, fedavg = run(program("ditto", lam=0.7), lam=0.0), run(program("local")), run(program("fedavg"))
+@pytest.mark.parametrize("keep", [False, True])
+def test_ditto_without_lambda_is_local_training_beside_fedavg(keep: bool) -> None:
+    made = functools.partial(program, optimizer=momentum_and_decay if keep else optax.sgd, keep=keep)
+    ditto, local, fedavg = run(made("ditto", lam=0.7), lam=0.0), run(made("local")), run(made("fedavg"))
     assert_close([personal for _, personal in ditto], [personal for _, personal in local], 1e-13)
     assert_close([received for received, _ in ditto], [received for received, _ in fedavg], 1e-13)
 

@@ -449,13 +449,6 @@ def test_summary_by_data_set(tmp_path: Path) -> None:
     assert found["datasets_mean"]["personal"]["std_over_seeds"] == pytest.approx(abs(a[0] + b[0] - a[1] - b[1]) / 4)
 
 
-def test_clients_of_several_data_sets_are_in_none(tmp_path: Path) -> None:
-    found = recorded(tmp_path, [[0, 0], [0, 1, 1, 0], [1, 1, 1]])
-    assert found["dataset_of_client"] == ["A", None, "B"]
-    assert found["datasets"]["A"]["personal"]["per_seed"] == [0.5, 0.5]
-    assert found["datasets"]["B"]["personal"]["per_seed"] == [0.25, 0.75]
-
-
 def test_import_leaves_matplotlib_alone() -> None:
     code = (
         "import sys; from fedjax_pfl.experiment import plots, report; "

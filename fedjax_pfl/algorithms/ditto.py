@@ -11,7 +11,8 @@ Li, Hu, Beirami, Smith; ICML 2021; https://arxiv.org/abs/2012.04221
 Differs from the paper: both models are trained for the federation's epochs, each minibatch serving both (as in the
 released code), so that lambda = 0 is Local and the global part is FedAvg, with the same draws. ``personal`` is v_i;
 ``loss`` is that of v_i, ``loss_shared`` that of w_i. Running statistics of v_i are its own; those of w follow the
-federation's policy. A client costs twice the computation of FedAvg.
+federation's policy. What stays at its client in w too was received from nobody, and bears no penalty. A client costs
+twice the computation of FedAvg.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from fedjax_pfl.models.model import Variables, partition
 
 
 class State(NamedTuple):
-    """shared: the global model w. Rows, leaves ``(slots, ...)``: v, the personal models; private, running statistics
-    of w that stay at their client, or None; optimizers, of w and v, both None where they start anew every round."""
+    """shared: the global model w. Rows, leaves ``(slots, ...)``: v, the personal models; private, what of w stays at
+    its client, or None; optimizers, of w and v, both None where they start anew every round."""
 
     shared: Variables
     v: Variables
@@ -59,7 +60,7 @@ def ditto(fed: Federation, options: Options = Options()) -> Algorithm:
 
     def penalty(v: Variables, anchor: Any) -> jax.Array:
         w, lam = anchor
-        difference = tree.subtract(v, {name: w[name] for name in v})
+        difference = {name: v[name] - w[name] for name in v if not fed.stays(name)}
         return lam / 2 * tree.dot(difference, difference)
 
     def init(env: Env, key: jax.Array) -> State:

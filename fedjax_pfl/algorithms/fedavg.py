@@ -64,8 +64,7 @@ def averaging(
     def init(env: Env, key: jax.Array) -> State:
         private, shared = partition(fed.model.init(key), stays)
         rows = fed.initial_rows(env, private)
-        optimizer = local.first_optimizers(fed, env, tree.broadcast(shared, env.data.slots) | rows)
-        return State(shared, rows or None, optimizer)
+        return State(shared, rows or None, local.first_optimizers(fed, env, rows, shared))
 
     def begin(client: Client, row: Any, common: Any) -> local.Training:
         (private, optimizer), (theta, lr, hyper) = row, common

@@ -176,11 +176,9 @@ def clustered(fed: Federation, name: str, options: Options, memory: Memory) -> A
         )  # fmt: skip
         sizes = jnp.where(env.data.real, ((cluster[:, None] == cluster) & env.data.real).sum(1), 0)
         clusters = safe_divide(env.data.real, sizes.astype(mean.dtype)).sum()
-        return new, {
-            "clusters": clusters,
-            "mean_update": masked_mean(mean, reported),
-            "update": masked_mean(norms, reported),
-        }
+        lengths = {"mean_update": masked_mean(mean, reported), "update": masked_mean(norms, reported)}
+        told = {name: jnp.where(reported.any(), value, jnp.nan) for name, value in lengths.items()}
+        return new, told | {"clusters": clusters}
 
     def serve(env: Env, state: State) -> State:
         return state._replace(chosen=state.best_accuracy > on_validation(env, state))

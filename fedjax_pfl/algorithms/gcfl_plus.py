@@ -36,7 +36,7 @@ class Series(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Options(gcfl.Options):
-    """GCFL+ (Xie et al. 2021): clusters of clients, split where the courses of their updates disagree."""
+    """GCFL+ (Xie et al. 2021): clusters of clients, split where the courses of their gradients disagree."""
 
     series_length: int = 10
     """Rounds L that are compared (10 for several data sets, 5 for one)."""

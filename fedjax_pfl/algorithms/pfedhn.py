@@ -125,8 +125,7 @@ def pfedhn(fed: Federation, options: Options = Options()) -> Algorithm:
         v = jax.random.normal(jax.random.fold_in(key, 1), (fed.data.num_clients, size), jnp.result_type(float))
         v = v[jnp.clip(env.data.ids, 0, len(v) - 1)]  # a client's embedding does not depend on where it lives
         phi = start(generator, initial, v[0], jax.random.fold_in(key, 2))
-        rows = fed.initial_rows(env, private) if private else None
-        return State((phi, tree.zeros_like(phi)), (v, jnp.zeros_like(v)), rows)
+        return State((phi, tree.zeros_like(phi)), (v, jnp.zeros_like(v)), fed.initial_rows(env, private) or None)
 
     def begin(client: Client, row: Any, lr: jax.Array) -> local.Training:
         theta, private = row

@@ -196,12 +196,12 @@ def to_client_data(source: Source, partition: Partition, examples: dict[str, Any
 
     Raises:
         ValueError: a partition of other data, a client without training samples (see ``clients.check``), features that
-            cannot be shifted, a client with graphs of several data sets.
+            cannot be shifted, a client with samples of several data sets.
     """
     if len(source) != partition.samples:
         raise ValueError(f"the partition is of {partition.samples} samples, {source.name} has {len(source)}")
-    if source.kind == "graph" and source.dataset is not None:
-        _refuse_mixed_graphs(source, source.dataset, partition)
+    if source.dataset is not None:
+        _refuse_mixed(source, source.dataset, partition)
     lists = [partition.rows(split) for split in SPLITS]
     if examples is None and PARTITIONS[partition.config.method].shift and partition.groups is not None:
         check_shift(source, partition.config)
@@ -213,13 +213,13 @@ def to_client_data(source: Source, partition: Partition, examples: dict[str, Any
     return client_data(examples, source.num_classes, *lists, tables=source.tables, reader=source.reader)
 
 
-def _refuse_mixed_graphs(source: Source, dataset: np.ndarray, partition: Partition) -> None:
-    """The labels of nodes and the classes of graphs mean something else in every data set."""
+def _refuse_mixed(source: Source, dataset: np.ndarray, partition: Partition) -> None:
+    """Labels and classes mean something else in every data set."""
     for client, rows in enumerate(partition.samples_of_clients()):
         found = np.unique(dataset[rows])
         if len(found) > 1:
             names = ", ".join(source.datasets[number] for number in found)
             raise ValueError(
-                f"client {client} of the partition has graphs of several data sets ({names}), whose labels and classes "
-                "are not the same: deal every data set to clients of its own"
+                f"client {client} of the partition has samples of several data sets ({names}), whose labels and "
+                "classes are not the same: deal every data set to clients of its own"
             )

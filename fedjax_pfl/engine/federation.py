@@ -85,8 +85,8 @@ class Federation:
     loss: ``(scores (B, C), labels (B,)) -> (B,)``.
     batch_size, local_epochs: local work of a round. lr: client learning rate, traced; lr_schedule: factor on it as a
         function of the round. optimizer: ``lr -> optax.GradientTransformation``. keep_optimizer: each client keeps its
-        optimiser's state from round to round (methods that cannot are refused by ``Simulation``); else it starts anew
-        every round, except where a method says otherwise.
+        optimiser's state from round to round (methods that cannot are refused); else it starts anew every round, except
+        where a method says otherwise.
     shift, scale: the model sees ``(x - shift) / scale``.
     statistics: what happens to running statistics: ``average`` with the parameters, ``local`` to each client,
         ``reset`` at the start of every round.
@@ -156,6 +156,18 @@ class Federation:
             raise ValueError(
                 f"model {self.model.name!r} gives scores of shape {scores.shape} for one sample; {needed} is needed "
                 f"for the {needed[1]} classes of the data"
+            )
+
+    def check_optimizers(self, algorithm: Algorithm) -> None:
+        """Refuse a method that cannot keep the clients' optimisers where they are to be kept.
+
+        Raises:
+            ValueError: naming the method and the option.
+        """
+        if self.keep_optimizer and not algorithm.keeps_optimizer:
+            raise ValueError(
+                f"{algorithm.name} cannot keep the clients' optimisers over rounds: let them start anew "
+                "(--optimizer-state restart, keep_optimizer=False)"
             )
 
     def env(self, hyper: Mapping[str, Any]) -> Env:

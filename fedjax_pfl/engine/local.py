@@ -54,14 +54,16 @@ def begin(
     return Training(variables, optimizer, anchor, lr, zero, zero)
 
 
-def first_optimizers(fed: Federation, env: Env, rows: Variables) -> Tree:
+def first_optimizers(fed: Federation, env: Env, rows: Variables, shared: Variables | None = None) -> Tree:
     """Where the federation keeps optimisers: those of all clients before they train, leaves ``(slots, ...)``; or None.
 
-    rows: the clients' variables, leaves ``(slots, ...)``.
+    rows: the clients' own variables, leaves ``(slots, ...)``; shared: what is the same for all of them.
     """
     if not fed.keep_optimizer:
         return None
-    return jax.vmap(fed.optimizer(env.hyper["lr"]).init)(partition(rows, is_trainable)[0])
+    first = fed.optimizer(env.hyper["lr"]).init
+    one = lambda own: first(partition((shared or {}) | own, is_trainable)[0])  # noqa: E731
+    return jax.vmap(one, axis_size=env.data.slots)(rows)
 
 
 def kept_optimizer(fed: Federation, carry: Training) -> Tree:

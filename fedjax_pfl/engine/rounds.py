@@ -22,7 +22,11 @@ def one_round(
     """Round number ``round_`` of ``rounds`` from the root key: cohort, local work, aggregation. Pure, traceable.
 
     The Info gains ``trains`` (sampled) and ``failed`` (worked, but not to a finite result), ``(slots,)`` bool.
+
+    Raises:
+        ValueError: the federation keeps optimisers, and the algorithm cannot.
     """
+    fed.check_optimizers(algorithm)
     cohort: Cohort = fed.participation.draw(env.data, key, round_, rounds)
     new, info = algorithm.round(env, state, cohort, random.stream(key, random.ROUND, round_))
     failed = cohort.trains & cohort.reports & ~info["reported"]

@@ -54,11 +54,7 @@ class Simulation:
                 raise ValueError(f"{name} needs one value or {seeds} (one a seed), found shape {np.shape(value)}")
         if seeds == 1:
             hyper = {name: np.reshape(value, ()) for name, value in (hyper or {}).items()}
-        if fed.keep_optimizer and not algorithm.keeps_optimizer:
-            raise ValueError(
-                f"{algorithm.name} cannot keep the clients' optimisers over rounds: let them start anew "
-                "(--optimizer-state restart, keep_optimizer=False)"
-            )
+        fed.check_optimizers(algorithm)
         fed.check_scores()
         self.fed, self.algorithm, self.rounds, self.seeds = fed, algorithm, rounds, seeds
         self.length = min(eval_every, rounds)

@@ -67,16 +67,13 @@ def accuracy_of(recorder: Recorder, kind: str, last_k: int) -> dict[str, Any] | 
 def by_data_set(recorder: Recorder, source: Source | None, partition: Partition | None) -> dict[str, Any]:
     """Test accuracy after the last round by data set; nothing where the source is a single one.
 
-    ``dataset_of_client``: the name of the only data set that a client has samples of, None where it has several; such
-    clients are in none of the figures. ``datasets``: ``name -> kind -> {mean, std_over_seeds, per_seed}``, the mean
-    over the data set's clients weighted by their test samples. ``datasets_mean``: ``kind -> ...``, the uniform mean
-    over the data sets that have test samples.
+    ``dataset_of_client``: the name of the data set that a client has samples of. ``datasets``: ``name -> kind -> {mean,
+    std_over_seeds, per_seed}``, the mean over the data set's clients weighted by their test samples. ``datasets_mean``:
+    ``kind -> ...``, the uniform mean over the data sets that have test samples.
     """
     if source is None or partition is None or source.dataset is None or len(source.datasets) < 2:
         return {}
-    own = [np.unique(source.dataset[rows]) for rows in partition.samples_of_clients()]
-    number = np.array([one[0] if len(one) == 1 else -1 for one in own])
-    names: list[str | None] = [source.datasets[i] if i >= 0 else None for i in number]
+    number = np.array([source.dataset[rows[0]] for rows in partition.samples_of_clients()])
     found: dict[str, Any] = {name: {} for name in source.datasets}
     mean: dict[str, Any] = {}
     for kind, scores in recorder.records[-1].scores.get("test", {}).items():
@@ -86,7 +83,7 @@ def by_data_set(recorder: Recorder, source: Source | None, partition: Partition 
             found[name][kind] = _over_seeds(values)
         measured = ~np.isnan(each).all(1)
         mean[kind] = _over_seeds(each[measured].mean(0) if measured.any() else each[0])
-    return {"dataset_of_client": names, "datasets": found, "datasets_mean": mean}
+    return {"dataset_of_client": [source.datasets[i] for i in number], "datasets": found, "datasets_mean": mean}
 
 
 def _over_seeds(values: np.ndarray) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Message-passing layers on a batch of graphs, `(N, F)` -> `(N, features)`, and what they share.
 
-`graphs` is a `jraph.GraphsTuple` of which only `senders` and `receivers` `(E,)` are read here.  Every edge counts, also
+`graphs` is a `jraph.GraphsTuple` of which `senders` and `receivers` `(E,)` and an `adjacency` matrix among `globals`
+are read here.  Every edge counts, also
 a node's edge to itself and each of several equal edges; a node without edges and a batch without edges are defined.
 Sums over edges are plain segment sums, differentiable any number of times, or, where the batch brings its adjacency
 matrix, products with that.  Edges sorted by receiver, tables of neighbours and loops over edges gained too little on a
@@ -53,7 +54,7 @@ def aggregate(x: jax.Array, graphs: jraph.GraphsTuple) -> jax.Array:
 def received(x: jax.Array, graphs: jraph.GraphsTuple) -> jax.Array:
     """Number of edges that end at each row of `x`: `(N,)` of its dtype."""
     if (matrix := adjacency(graphs)) is not None:
-        return matrix.sum(1)
+        return matrix.sum(1).astype(x.dtype)
     return jraph.segment_sum(jnp.ones(graphs.receivers.shape, x.dtype), graphs.receivers, x.shape[0])
 
 

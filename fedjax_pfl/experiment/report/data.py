@@ -64,16 +64,18 @@ class Run:
         return int(self.summary.get("clients") or len(self.per_client.get("samples_train", ())))
 
     @property
-    def dataset_of_client(self) -> list[str | None]:
-        """The data set of each client, None where it has several; empty for a run on a single data set."""
+    def dataset_of_client(self) -> list[str]:
+        """The data set of each client; empty for a run on a single data set."""
         return list(self.summary.get("dataset_of_client") or ())
 
     @functools.cached_property
     def names(self) -> list[str]:
         """What a client is called: its data set, with its number where others have it too, else its number."""
-        own = self.dataset_of_client or [None] * self.clients
+        own = self.dataset_of_client
+        if not own:
+            return [str(i) for i in range(self.clients)]
         count = Counter(own)
-        return [str(i) if n is None else n if count[n] == 1 else f"{n} {i}" for i, n in enumerate(own)]
+        return [name if count[name] == 1 else f"{name} {i}" for i, name in enumerate(own)]
 
     def setting(self, *names: str) -> Any:
         """The first of these settings that the configuration has, or None."""

@@ -50,8 +50,6 @@ def _data_sets(runs: Sequence[Run]) -> str:
         "by their test samples; in the mean over data sets each counts alike. Blank where a run has no test samples of "
         "a data set."
     )
-    mixed = max(run.dataset_of_client.count(None) for run in runs)
-    note += f" Clients with samples of several data sets ({mixed:,}) are left out." if mixed else ""
     return _card(f'<h3>By data set</h3>{table}<p class="note">{escape(note)}</p>')
 
 

@@ -194,8 +194,8 @@ def client_table(runs: Sequence[Run]) -> str:
     )
 
 
-def _client_row(i: int, own: Sequence[str | None], sizes: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
-    name = f"<td>{escape(own[i] or 'several')}</td>" if own else ""
+def _client_row(i: int, own: Sequence[str], sizes: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> str:
+    name = f"<td>{escape(own[i])}</td>" if own else ""
     samples = "".join(f'<td data-value="{int(size[i])}">{int(size[i]):,}</td>' for size in sizes)
     return f'<tr><th scope="row">{i}</th>{name}{samples}{"".join(_share(v[i]) for v in values)}</tr>'
 
