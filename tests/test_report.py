@@ -334,10 +334,10 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def graph_run(folder: Path, algorithm: str = "fedgcf", **arrays: np.ndarray) -> Path:
-    """A run of 5 clients on three data sets, the last client with samples of two of them, with more arrays."""
+    """A run of 5 clients on three data sets, with more arrays."""
     kinds = {"received": {"mean": 0.5, "std_over_seeds": 0.01}, "personal": {"mean": 0.625, "std_over_seeds": 0.02}}
     none = {kind: {"mean": None, "std_over_seeds": None} for kind in kinds}
-    names = ["MUTAG", "BZR", EVIL, "BZR", None]
+    names = ["MUTAG", "BZR", EVIL, "BZR", "BZR"]
     sets = {"MUTAG": kinds, "BZR": kinds | {"personal": {"mean": 0.875, "std_over_seeds": 0.0}}, EVIL: none}
     mean = {"personal": {"mean": 0.75, "std_over_seeds": 0.03}}
     write_run(folder, algorithm, clients=5, dataset_of_client=names, datasets=sets, datasets_mean=mean)
@@ -368,10 +368,8 @@ def test_accuracy_by_data_set(tmp_path: Path) -> None:
     assert cells == ["0.625", "0.875", "", "0.75", "", "", "", ""]
     assert "62.5 <" in card
     assert "\N{PLUS-MINUS SIGN}2.0" in card
-    assert "samples of several data sets (1) are left out" in card
     assert text.count('<th scope="col">MUTAG</th>') == 2  # received as well, folded away
     assert "<td>MUTAG</td>" in text
-    assert "<td>several</td>" in text
     assert Page(text).scripts == 1
 
 
@@ -383,7 +381,7 @@ def test_clients_as_a_graph_and_as_bars(tmp_path: Path) -> None:
     assert {file.name for file in path.parent.glob("figures/topology*")} == {"topology-1.png", "topology-2.png"}
     section = text[text.index('<section id="topology"') : text.index('<section id="communication"')]
     for told in ("MUTAG", "BZR 1", "BZR 3", "cluster 3 (1)", "length 2, 2 edges", "in the last round of seed 0",
-                 "Left out: 1 client without an edge, for want of a report", "BZR 1, 4", "2 in all."):  # fmt: skip
+                 "Left out: 1 client without an edge, for want of a report", "BZR 1, BZR 4", "2 in all."):  # fmt: skip
         assert told in section
     assert "<script>" not in section
 
