@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_pfl.data.sources.tu import CHEM_BIO
+from fedjax_pfl.experiment.cli import keep_programs
 from fedjax_pfl.experiment.cli import main as command_line
 from fedjax_pfl.experiment.report.folder import json_lines
 
@@ -182,6 +183,7 @@ def floats_until(runs: list[Curves], goal: float) -> str:
 
 def main(options: Options) -> None:
     """All groups."""
+    keep_programs()  # the next seed compiles nothing
     for group in options.groups:
         for seed in options.seeds:
             run(group, seed, options)

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_pfl.experiment import compare
+from fedjax_pfl.experiment.cli import keep_programs
 from fedjax_pfl.experiment.cli import main as command_line
 from fedjax_pfl.experiment.report.folder import json_lines
 
@@ -129,6 +130,7 @@ def last_alpha(path: Path) -> str:
 
 def main(options: Options) -> None:
     """All data sets."""
+    keep_programs()
     for data in options.data:
         Console(width=140).print(table(run(data, options)))
 
