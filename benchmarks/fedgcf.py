@@ -169,8 +169,8 @@ def best(runs: list[Curves], kind: str) -> np.ndarray:
 
 
 def spread(values: np.ndarray) -> str:
-    """Mean and deviation, in per cent."""
-    return f"{100 * values.mean():.2f} ± {100 * values.std():.2f}"
+    """Mean and, of several, deviation, in per cent."""
+    return f"{100 * values.mean():.2f}" + (f" ± {100 * values.std():.2f}" if len(values) > 1 else "")
 
 
 def floats_until(runs: list[Curves], goal: float) -> str:
