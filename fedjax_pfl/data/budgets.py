@@ -29,15 +29,16 @@ class Cost(NamedTuple):
     entry: float = 0.02
 
     def of(self, budget: Budget) -> float:
-        """Of a micro-batch."""
-        return self.batch + self.node * budget.nodes + self._sums(budget.nodes, budget.edges, budget.dense)
+        """Of a micro-batch, with the cheaper kind of sums."""
+        sums = self._by_matrix(budget) if self.dense(budget) else self.edge * budget.edges
+        return self.batch + self.node * budget.nodes + sums
 
-    def dense(self, nodes: int, edges: int) -> bool:
+    def dense(self, budget: Budget) -> bool:
         """Whether the matrix is cheaper."""
-        return nodes <= DENSE and self._sums(nodes, edges, True) < self._sums(nodes, edges, False)
+        return budget.nodes <= DENSE and self._by_matrix(budget) < self.edge * budget.edges
 
-    def _sums(self, nodes: int, edges: int, dense: bool) -> float:
-        return self.pair * nodes**2 + self.entry * edges if dense else self.edge * edges
+    def _by_matrix(self, budget: Budget) -> float:
+        return self.pair * budget.nodes**2 + self.entry * budget.edges
 
 
 class Waste(NamedTuple):
@@ -63,16 +64,16 @@ def budgets_for(x: np.ndarray, cost: Cost = Cost()) -> tuple[Budget, ...]:
     batches = sample_batches(x)
     tables = x[np.concatenate(batches)][:, [1, 3]].astype(np.int64)
     largest = x[:, 1].max() + 1, x[:, 3].max()
-    chosen: tuple[Budget, ...] = (_budget(int(largest[0]), int(largest[1]), float("inf"), tables, cost),)
+    chosen: tuple[Budget, ...] = (_budget(int(largest[0]), int(largest[1]), float("inf"), tables),)
     best = _price(x, batches, chosen, cost)
-    candidates = _candidates(x, tables, chosen[0], cost)
+    candidates = _candidates(x, tables, chosen[0])
     while len(chosen) < MOST and candidates:
-        tried = [_with_one_more(x, chosen, one, tables, cost) for one in candidates if one not in chosen]
+        tried = [_with_one_more(x, chosen, one, tables) for one in candidates if one not in chosen]
         prices = [_price(x, batches, budgets, cost) for budgets in tried]
         if not prices or min(prices) > FEWER * best:
             break
         best, chosen = min(prices), tried[int(np.argmin(prices))]
-    return tuple(_with_bounds(x, chosen))
+    return tuple(one._replace(dense=cost.dense(one)) for one in _with_bounds(x, chosen))
 
 
 def sample_batches(x: np.ndarray) -> list[np.ndarray]:
@@ -120,7 +121,7 @@ def _price(x: np.ndarray, batches: Sequence[np.ndarray], budgets: Sequence[Budge
     return float(micro_batches(x, batches, budgets) @ np.array([cost.of(one) for one in budgets]))
 
 
-def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget, cost: Cost) -> list[Budget]:
+def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget) -> list[Budget]:
     """Budgets of the usual sizes, for graphs up to some densities."""
     density_of = tables[:, 1] / np.maximum(tables[:, 0], 1)
     rates = sorted({round(float(rate), 1) + 0.1 for rate in np.quantile(density_of, (0.1, 0.3, 0.5, 0.7, 0.9, 0.97))})
@@ -128,30 +129,28 @@ def _candidates(x: np.ndarray, tables: np.ndarray, last: Budget, cost: Cost) -> 
     for nodes, rate, slack in itertools.product(SIZES, rates, (1.0, 1.3, 3.0)):
         edges = -(-int(nodes * rate) // 64) * 64
         if edges <= max(last.edges, SIZES[-1]):
-            found.append(_budget(nodes, edges, rate * slack, tables, cost))
+            found.append(_budget(nodes, edges, rate * slack, tables))
     for rate in rates:  # and one for all graphs up to a density
         own = x[x[:, 3] <= rate * x[:, 1]]
         if len(own):
-            found.append(_budget(int(own[:, 1].max()) + 1, int(own[:, 3].max()), rate, tables, cost))
+            found.append(_budget(int(own[:, 1].max()) + 1, int(own[:, 3].max()), rate, tables))
     return found
 
 
-def _budget(nodes: int, edges: int, density: float, tables: np.ndarray, cost: Cost) -> Budget:
-    own = Budget(nodes, edges, 1, density, dense=cost.dense(nodes, edges))
+def _budget(nodes: int, edges: int, density: float, tables: np.ndarray) -> Budget:
+    own = Budget(nodes, edges, 1, density)
     suited = own.suits(tables[:, 0], tables[:, 1])
     graphs = 1.5 * nodes / max(tables[suited, 0].mean(), 1) if suited.any() else 1
     return own._replace(graphs=max(8, int(graphs)))
 
 
-def _with_one_more(
-    x: np.ndarray, budgets: tuple[Budget, ...], more: Budget, tables: np.ndarray, cost: Cost
-) -> tuple[Budget, ...]:
+def _with_one_more(x: np.ndarray, budgets: tuple[Budget, ...], more: Budget, tables: np.ndarray) -> tuple[Budget, ...]:
     """One more budget, sparse and small ones first; the last one is as large as the largest of its graphs demand."""
     *before, last = sorted((more, *budgets), key=lambda one: (one.density, one.nodes + one.edges))
     left = x[~np.any([one.suits(x[:, 1], x[:, 3]) for one in before], axis=0)]
     if not len(left):
         return tuple(before)
-    return *before, _budget(int(left[:, 1].max()) + 1, int(left[:, 3].max()), last.density, tables, cost)
+    return *before, _budget(int(left[:, 1].max()) + 1, int(left[:, 3].max()), last.density, tables)
 
 
 def _with_bounds(x: np.ndarray, budgets: Sequence[Budget]) -> list[Budget]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -39,8 +40,9 @@ def predicted_bytes(simulation: Simulation) -> Predicted:
     fed, seeds = simulation.fed, simulation.seeds
     state = jax.eval_shape(simulation.algorithm.init, simulation.env, jax.random.key(0))
     chunk = min(fed.chunk, fed.data.slots)
-    steps, evaluations = ([of(one) for one in simulation.trained] for of in (_step_bytes, _evaluation_bytes))
-    work = max(sum(steps), *evaluations) * chunk * seeds
+    trained = Counter(simulation.trained)
+    step = sum(times * _step_bytes(one) for one, times in trained.items())
+    work = max(step, *map(_evaluation_bytes, trained)) * chunk * seeds
     return Predicted(tree.nbytes(fed.data), tree.nbytes(state) * seeds, work)
 
 

@@ -1,8 +1,8 @@
 """Message-passing layers on a batch of graphs, `(N, F)` -> `(N, features)`, and what they share.
 
 `graphs` is a `jraph.GraphsTuple` of which `senders` and `receivers` `(E,)` and an `adjacency` matrix among `globals`
-are read here.  Every edge counts, also
-a node's edge to itself and each of several equal edges; a node without edges and a batch without edges are defined.
+are read here.  Every edge counts, also a node's edge to itself and each of several equal edges; a node without edges
+and a batch without edges are defined.
 Sums over edges are plain segment sums, differentiable any number of times, or, where the batch brings its adjacency
 matrix, products with that.  Edges sorted by receiver, tables of neighbours and loops over edges gained too little on a
 CPU to pay for the index arrays that they need.
